@@ -73,7 +73,7 @@ class ConfigError(AtollError):
 
     Attributes:
         field: The setting's name, as it stands in the file or on the command line.
-        value: What it was set to; of an address what :func:`masked` shows.
+        value: Its value; an address in the form of :func:`masked`.
         cure: What would be right.
     """
 
@@ -93,16 +93,16 @@ class Unavailable(AtollError):
 
 
 class RunEnded(AtollError):
-    """The run is over: whoever comes now finds nothing to train."""
+    """The run has ended; there is nothing left to train."""
 
 
 def cure_of(err: OSError, otherwise: str = "check that disk") -> str:
-    """Returns what to do about an error of files: by its number, or else ``otherwise``."""
+    """Returns the cure of a file error, by its number, or else ``otherwise``."""
     return _CURES.get(err.errno or 0, otherwise)
 
 
 def cure_of_listening(err: OSError) -> str:
-    """Returns what to do where an address cannot be listened on."""
+    """Returns the cure for an address that cannot be listened on."""
     return _CURES_OF_LISTENING.get(err.errno or 0, "check the address")
 
 
@@ -112,7 +112,7 @@ def _short(value: object) -> str:
 
 
 def worth_repeating(times: int) -> bool:
-    """Whether what has happened so many times is said again: the 1st, 10th, 100th, .. time."""
+    """Returns whether to log a repeated cause again: at its 1st, 10th, 100th, .. occurrence."""
     return str(times).rstrip("0") == "1"
 
 
@@ -140,13 +140,13 @@ _MAY_HIDE = re.compile(r"[@?]|^(?:rediss?(?:\+sentinel)?|unix)://")
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Returns the first error that is not itself a group: what went wrong, rather than how it was noticed."""
+    """Returns the first error inside nested groups: the cause of the failure."""
     first = group.exceptions[0]
     return first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def shown(address: str) -> str:
-    """Returns an address without what may be a user or a password in it."""
+    """Returns an address with anything that may be a user or a password hidden."""
     match = _SCHEME.match(address)
     scheme = match[0] if match else ""
     head, mark, query = address[len(scheme) :].partition("?")
@@ -159,7 +159,7 @@ def shown(address: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Returns a text with the address in it, if there is one, as :func:`shown` shows it."""
+    """Returns a text in which an address is replaced by its form from :func:`shown`."""
     match = _SCHEME.search(text)
     if match is None:  # a part of an address, perhaps
         return _PASSWORD.sub(rf"\1{HIDDEN}", text)

@@ -53,7 +53,7 @@ class Scope(StrEnum):
 
     FIXED = "for the whole run: a restart with another value is refused"
     CHANGEABLE = "until a restart gives another: the change is logged"
-    PROCESS = "for one process: addresses, keys, paths and what is kept for study"
+    PROCESS = "for one process: addresses, keys, paths and recordings"
 
 
 def setting(
@@ -87,7 +87,7 @@ process = partial(setting, scope=Scope.PROCESS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One leaf of a settings class, as :func:`settings_of` lists them."""
+    """One setting of a settings class, from :func:`settings_of`."""
 
     name: str
     type: Any
@@ -104,7 +104,7 @@ _HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
 def settings_of(cls: type[Any]) -> tuple[Setting, ...]:
-    """Returns every setting of a dataclass in order, those of nested dataclasses in place of the field."""
+    """Returns all settings of a dataclass in order, with nested dataclasses expanded in place."""
     if cls not in _KNOWN:
         _KNOWN[cls] = tuple(_settings_of(cls))
     return _KNOWN[cls]
@@ -141,7 +141,7 @@ def _settings_of(cls: type[Any]) -> Iterator[Setting]:
 
 
 def flag_of(name: str) -> str:
-    """Returns the flag that a setting has by its name."""
+    """Returns the flag of a setting, from its name."""
     return "--" + name.replace("_", "-")
 
 
@@ -163,7 +163,7 @@ def without_none(annotation: Any) -> tuple[Any, bool]:
 
 
 def typed(name: str, value: Any, annotation: Any) -> Any:
-    """Returns a TOML value as the annotated type; nothing is guessed, but a whole number is also a float."""
+    """Returns a TOML value as the annotated type, strictly; only a whole number may become a float."""
     base, optional = without_none(annotation)
     origin = typing.get_origin(base)
     if value is None and optional:
@@ -223,7 +223,7 @@ def from_flag(name: str, given: Any, annotation: Any) -> Any:
 
 
 def whole_number(text: str) -> int:
-    """Reads a whole number, also as 1.2e6 or 1.2M: K, M, B or G, and T are powers of a thousand.
+    """Reads a whole number, also as 1.2e6 or 1.2M; K, M, B or G, and T are powers of a thousand.
 
     Raises:
         ValueError: It is none.
@@ -241,7 +241,7 @@ def whole_number(text: str) -> int:
 
 
 def describe(base: Any) -> str:
-    """Returns the words for what a setting of this type takes."""
+    """Returns a description of the values of a type."""
     origin = typing.get_origin(base)
     if origin in SEQUENCES:
         return f"a list, each item {describe(typing.get_args(base)[0])}"
@@ -253,7 +253,7 @@ def describe(base: Any) -> str:
 
 
 def expanded(field: str, path: str | os.PathLike[str]) -> Path:
-    """Returns a path with the home directory in place of ``~``; a folder of that name is never meant.
+    """Returns a path with ``~`` replaced by the home directory; a folder named ``~`` is never meant.
 
     Raises:
         ConfigError: There is no home directory.
@@ -269,7 +269,7 @@ def expanded(field: str, path: str | os.PathLike[str]) -> Path:
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
-    """Returns the settings object with these values, and defaults for the rest.
+    """Returns a settings object with these values, and defaults for the rest.
 
     Args:
         cls: The settings class.
@@ -317,7 +317,7 @@ def refuse_unknown(table: Table, known: Collection[str], *, where: str) -> None:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """Says what was probably meant by ``name``, or which names there are."""
+    """Returns the cure for an unknown name: the nearest known one, or all known ones."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 

@@ -1,4 +1,4 @@
-"""Where settings come from: TOML files, the environment and flags.
+"""Reads settings from TOML files, the environment and flags.
 
 :func:`load` fills a process's settings class from (highest first) flags, the environment (addresses and secrets only,
 see ``ENVIRONMENT``), its own table of ``config.toml``, the table ``[run]`` and the defaults.
@@ -86,7 +86,7 @@ def load(
 def given(
     cls: type[Any], args: argparse.Namespace | None, table: str, *, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Returns setting name -> value, of those in flags, environment or file; otherwise as :func:`load`."""
+    """Returns setting name -> value for the settings that are given, in flags, environment or file."""
     path = getattr(args, "config", None)
     tables = read_file(path) if path is not None else {}
     known = {each.name for each in settings_of(cls)}
@@ -100,7 +100,7 @@ def given(
 def of_a_run(
     cls: type[Any], args: argparse.Namespace, table: str, *, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Returns what :func:`given` does for a daemon, which must be told its run.
+    """Returns the given settings of a daemon, which must include its run; see :func:`given`.
 
     A name that all have by default would let two hubs of one Redis, or a command tried without flags, meet in one run.
 
@@ -115,7 +115,7 @@ def of_a_run(
 
 
 def own_table(cls: type[Any], tables: Mapping[str, Table], table: str) -> dict[str, Any]:
-    """Returns a process's own table, joined with those of inherited settings classes: [recipe].
+    """Returns a process's own table, with the tables of inherited settings classes such as [recipe].
 
     Raises:
         ConfigError: Such a table has an unknown key, or a value that the own table has otherwise.
@@ -128,12 +128,12 @@ def own_table(cls: type[Any], tables: Mapping[str, Table], table: str) -> dict[s
             refuse_unknown(inherited, {each.name for each in settings_of(base)}, where=name)
         for key, value in inherited.items():
             if own.setdefault(key, value) != value:
-                raise ConfigError(key, own[key], f"stands in [{table}], and {value} in [{name}]: give it once")
+                raise ConfigError(key, own[key], f"is in [{table}], and {value} in [{name}]: give it once")
     return own
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
-    """Returns the tables of a ``config.toml``; tables and keys of [run] that do not exist are refused.
+    """Returns the tables of a ``config.toml``; refuses unknown tables, and unknown keys of [run].
 
     Raises:
         ConfigError: The file is missing, unreadable, no TOML, or has an unknown table or an unknown key in [run].
@@ -141,7 +141,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
     tables = read_toml(path, field="config")
     for name, content in tables.items():
         if not isinstance(content, dict):
-            cure = f"must stand in a table: write [run], or another of {', '.join(TABLES[1:])}, above it"
+            cure = f"must be in a table: write [run], or another of {', '.join(TABLES[1:])}, above it"
             raise ConfigError(name, content, cure)
         if name not in TABLES:
             raise ConfigError(f"[{name}]", os.fspath(path), f"is no table of this file; {nearest(name, TABLES)}")
@@ -150,7 +150,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
 
 
 def from_sources(cls: type[T], table: Table, args: argparse.Namespace | None = None, *, where: str = "") -> T:
-    """Builds ``cls`` from a table of values (such as one of TOML) and flags, which win.
+    """Returns a ``cls`` from a table of values, such as one of TOML, and flags, which win.
 
     Args:
         cls: A settings class; its ``__post_init__`` may check relations and raise ConfigError itself.
@@ -179,7 +179,7 @@ def _values(cls: type[Any], table: Table, args: argparse.Namespace | None, *, wh
 
 
 def read_toml(path: str | os.PathLike[str], *, field: str, cure: str = _TOML_CURE) -> dict[str, Any]:
-    """Returns the tables of a file, as :func:`toml_text` and :func:`parse_toml` do."""
+    """Returns the tables of a TOML file."""
     return parse_toml(toml_text(path, field=field, cure=cure), field=field, source=os.fspath(path))
 
 
@@ -188,7 +188,7 @@ def toml_text(path: str | os.PathLike[str], *, field: str, cure: str = _TOML_CUR
 
     Args:
         path: The file's.
-        field: What it was given as, for errors.
+        field: The flag or setting that named the file, for errors.
         cure: What to do where it cannot be read.
 
     Raises:
@@ -283,7 +283,7 @@ class CommandParser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag, by subject, and exit")
 
     def reword(self, change: Callable[[str], str]) -> None:
-        """Has ``change`` rewrite every help, those of subcommands included, and what is said below."""
+        """Rewrites every help text by ``change``, also those of subcommands and epilogs."""
         self.epilog = change(self.epilog) if self.epilog else self.epilog
         for action in self._actions:
             if action.help and action.help is not argparse.SUPPRESS:
@@ -297,11 +297,11 @@ class CommandParser(argparse.ArgumentParser):
         super().error(masked(message))
 
     def format_usage(self) -> str:
-        """Returns the line that an error begins with."""
+        """Returns the usage line of an error."""
         return self._short_usage() if self._everyday else super().format_usage()
 
     def format_help(self) -> str:
-        """Returns what ``--help`` shows."""
+        """Returns the text of ``--help``."""
         if not self._everyday:
             return super().format_help()
         by_flag = {flag: action for action in self._actions for flag in action.option_strings}
@@ -309,7 +309,7 @@ class CommandParser(argparse.ArgumentParser):
         return self._format(groups | {"help": [by_flag["--help"], by_flag["--help-all"]]})
 
     def format_help_all(self) -> str:
-        """Returns what ``--help-all`` shows: every flag."""
+        """Returns the text of ``--help-all``, with every flag."""
         if not self._everyday:
             return super().format_help()
         groups: dict[str, list[argparse.Action]] = {}
@@ -321,7 +321,7 @@ class CommandParser(argparse.ArgumentParser):
         return self._format({title: actions for title, actions in groups.items() if actions}, last)
 
     def flags(self) -> list[str]:
-        """Returns every flag that the parser knows."""
+        """Returns all flags of the parser."""
         return [flag for action in self._actions for flag in action.option_strings]
 
     def _short_usage(self) -> str:
@@ -351,7 +351,7 @@ class _HelpAll(argparse.Action):
 
 
 def as_path(text: str) -> Path:
-    """Reads an argument that names what is to be written: ``~`` is the home directory, also behind ``=``."""
+    """Reads an argument that names an output path: ``~`` is the home directory, also behind ``=``."""
     return expanded("argument", text)
 
 
@@ -367,9 +367,9 @@ def add_flags(
     skip: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> set[str]:
-    """Adds one flag per setting of ``cls``, except those in ``skip``; returns the names that it saw to.
+    """Adds one flag per setting of ``cls``, except those in ``skip``; returns the names of the settings.
 
-    Those of the file alone get none. Each stands under the subject that its setting names, or else under the class's.
+    Settings of the file alone get none. Flags are grouped by the subject of the setting, or else of the class.
 
     Values stay text until :func:`from_sources` reads them, so that a wrong flag and a wrong line of the file get the
     same one-line error. An absent flag is None. Lists take several values (numbers also one comma-separated value).
@@ -404,7 +404,7 @@ def add_flags(
 
 
 def table_of(cls: type[Any], name: str) -> str:
-    """Returns the table in which a setting stands: [run], or that of the class that declares it."""
+    """Returns the TOML table of a setting: [run], or the table of the class that declares it."""
     if name in RUN_KEYS:
         return "run"
     owner = next((base for base in cls.__mro__[::-1] if name in getattr(base, "__annotations__", {})), cls)
@@ -442,7 +442,7 @@ def _metavar(base: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A default as help shows it."""
+    """Returns a default as text for help."""
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""State machines as tables: from which stage which event leads to which. Pure.
+"""State machines as tables: (stage, event) -> the next stage. Pure.
 
-A table is the one place that says what may follow what. An event that it does not know is a bug of ours: it raises with
-the story of the item, and leaves the stage as it was. The diagrams in docs/reference.md are drawn from the tables.
+Only the table says which event is allowed in which stage. Any other event is a bug of ours: it raises with
+the history of the item, and leaves the stage unchanged. The diagrams in docs/reference.md are drawn from the tables.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Generic, TypeVar
 from broker.base.errors import LocalProtocolError
 
 S = TypeVar("S", bound=StrEnum)
-#: Events of an item that are remembered, for whoever has to explain an illegal one.
+#: Events of an item that are remembered, to explain an illegal one.
 REMEMBERED = 16
 
 
 class IllegalTransition(LocalProtocolError):
-    """An event came to an item in a stage that has no such event."""
+    """An event that the item's stage does not allow."""
 
 
 class Transitions(Generic[S]):
-    """The stages of one kind of item: from ``start`` on, stage -> event -> the next stage."""
+    """The transition table of one kind of item: stage -> event -> the next stage, from ``start``."""
 
     def __init__(self, name: str, start: S, edges: Mapping[S, Mapping[str, S]]) -> None:
         self.name, self.start, self.edges = name, start, edges
@@ -40,7 +40,7 @@ class Transitions(Generic[S]):
 
 
 class Staged(Generic[S]):
-    """The stage of one item, and how it came there."""
+    """The stage of one item, with its recent events."""
 
     __slots__ = ("_story", "_table", "stage")
 
@@ -50,7 +50,7 @@ class Staged(Generic[S]):
         self._story: deque[str] = deque(maxlen=REMEMBERED)
 
     def take(self, event: str) -> S:
-        """Goes on to the next stage, and returns it; raises IllegalTransition if the table has none."""
+        """Moves to the next stage and returns it; raises IllegalTransition if the table has none."""
         target = self._table.edges.get(self.stage, {}).get(event)
         if target is None:
             story = " -> ".join(self._story) or "nothing yet"
@@ -62,7 +62,7 @@ class Staged(Generic[S]):
         return target
 
     def __eq__(self, other: object) -> bool:
-        """The same stage of the same table, however it came there."""
+        """Equal if stage and table are the same, whatever the history."""
         return isinstance(other, Staged) and (self._table, self.stage) == (other._table, other.stage)
 
     __hash__ = None  # type: ignore[assignment]  # it changes

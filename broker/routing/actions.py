@@ -30,7 +30,7 @@ NOBODY = m.joining("unknown")
 
 
 class Actions:
-    """Actions that wait for the driver; ``counters`` is a tally of all since the beginning."""
+    """Collects actions for the driver; ``counters`` counts all since the start."""
 
     __slots__ = ("_actions", "_run_id", "_sequence", "_who", "counters")
 
@@ -42,12 +42,12 @@ class Actions:
         self._actions: list[RelayAction] = []
 
     def take(self) -> list[RelayAction]:
-        """Hands over everything put in since the last call, in order."""
+        """Returns all actions since the last call, in order."""
         actions, self._actions = self._actions, []
         return actions
 
     def add(self, action: Note | Report | LookUp) -> None:
-        """Puts in what is no message."""
+        """Adds an action that sends no message."""
         self._actions.append(action)
 
     def send(self, channel: Channel, peer: bytes, envelope: Envelope, size_bytes: int) -> None:
@@ -59,19 +59,19 @@ class Actions:
     def send_or_drop(
         self, channel: Channel, route: bytes | None, envelope: Envelope, size_bytes: int, *, missing: str
     ) -> None:
-        """Sends what its sender repeats; without a connection it is dropped, and counted under ``missing``."""
+        """Sends a repeated message; without a connection drops it, and counts it under ``missing``."""
         if route is None:
             self.counters.dropped[missing] += 1
         else:
             self.send(channel, route, envelope, size_bytes)
 
     def unsend(self, event: Blocked | Unreachable) -> None:
-        """Takes back from the counters what the driver could not send."""
+        """Subtracts from the counters a message that the driver could not send."""
         self.counters.sent_messages -= 1
         self.counters.sent_bytes -= event.size_bytes
 
     def reply(self, channel: Channel, peer: bytes, to: str, message: m.Message, size_bytes: int = 0) -> None:
-        """Sends a message of the broker's own; the size of a small one is not counted."""
+        """Sends a message of the broker itself; small ones are not counted in bytes."""
         self._sequence += 1
         envelope = Envelope(
             run_id=self._run_id, sender=BROKER, incarnation=0, sequence=self._sequence, to=to, message=message
@@ -79,7 +79,7 @@ class Actions:
         self.send(channel, peer, envelope, size_bytes)
 
     def refuse_message(self, channel: Channel, peer: bytes, envelope: Envelope, refusal: Refusal) -> None:
-        """Refuses a message whose sender is who it says; see :meth:`refuse`."""
+        """Refuses a message from a verified sender; see :meth:`refuse`."""
         self.refuse(channel, peer, envelope.sender, kind_of(envelope.message), envelope.sequence, refusal)
 
     def refuse(
@@ -92,7 +92,7 @@ class Actions:
         refusal: Refusal,
         to: str = "",
     ) -> None:
-        """Counts a refusal, notes it now and then, and tells the sender why.
+        """Counts a refusal, logs its 1st, 10th, 100th, .. time, and tells the sender the reason.
 
         ``claimed`` is who sent the message, as far as that is known: believed only if it is a known peer. The answer
         goes to ``to``, what the message named as its sender, if that is another.
@@ -112,7 +112,7 @@ class Actions:
         self.reply(channel, peer, to or claimed or (name if name != UNKNOWN else NOBODY), refused)
 
     def turn_away(self, event: TurnedAway) -> None:
-        """Counts a connection that ended before it said anything: there is nobody left to tell."""
+        """Counts a connection that ended before its first message; nobody is left to be told."""
         if event.reason is None:
             self.counters.dropped["silent_connection"] += 1
             return

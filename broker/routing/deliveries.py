@@ -1,4 +1,4 @@
-"""Deliveries of large messages: versions to islands, contributions and seeds to aggregators. Pure.
+"""Delivers large messages: versions to islands, contributions and seeds to aggregators. Pure.
 
 *Backpressure.* The driver sends or, at a high-water mark, answers a :class:`~broker.routing.events.Send` with
 :class:`~broker.routing.events.Blocked`. A contribution then waits in a queue bounded in bytes; a version does not wait
@@ -43,7 +43,7 @@ AT_ONCE_S = 0.5
 
 
 class Deliveries:
-    """The queues for islands and aggregators, and the connections that are blocked now."""
+    """The queues for islands and aggregators, and the connections that are blocked."""
 
     def __init__(self, config: RelayConfig, who: Directory, out: Actions) -> None:
         self.shelf = VersionShelf()
@@ -62,7 +62,7 @@ class Deliveries:
     # --- towards islands ---
 
     def publish(self, envelope: Envelope, version: m.Version, size_bytes: int, now_s: float) -> None:
-        """Keeps a version, if it is newer than the one held, and sends it to all who take more."""
+        """Keeps a version if it is newer than the held one, and sends it to all islands with room."""
         if self.shelf.offer(envelope, version, size_bytes):
             if version.base is None:
                 self._wanted.pop(version.fragment_id, None)
@@ -72,17 +72,17 @@ class Deliveries:
             self._out.counters.dropped["old_version"] += 1
 
     def grant(self, peer: Peer, versions: tuple[int, ...], now_s: float, sequence: int) -> None:
-        """Sends a peer what is newer than ``versions``, as far as its window allows."""
+        """Sends a peer versions newer than ``versions``, as far as its window allows."""
         peer.window.wants(versions, now_s, sequence)
         self._serve(peer, now_s)
 
     def adopted(self, peer: Peer, versions: tuple[int, ...], now_s: float, sequence: int) -> None:
-        """Makes room in a peer's window: it says that it trains with these."""
+        """Makes room in the window of a peer that reports training with these versions."""
         peer.window.adopted(versions, now_s, sequence)
         self._serve(peer, now_s)
 
     def _serve(self, peer: Peer, now_s: float) -> None:
-        """Fills a peer's window, if there is anything new."""
+        """Sends a peer newer versions until its window is full."""
         route, window = peer.routes.get(Channel.BULK), peer.window
         while route is not None and window.is_open and peer.name not in self._blocked_peers:
             assert window.versions is not None
@@ -100,7 +100,7 @@ class Deliveries:
                 self._want_whole(p, now_s)
 
     def _want_whole(self, p: int, now_s: float) -> None:
-        """Asks the aggregator for a whole version of a fragment, ever more seldom while none comes."""
+        """Asks the aggregator for a whole version of a fragment, at growing intervals."""
         backoff = self._wanted.setdefault(p, Backoff(WHOLE_AGAIN_S, WHOLE_SELDOM_S))
         leader = self._who.leading(shard_of(p, self._who.shards))
         route = None if leader is None else leader.routes.get(Channel.CONTROL)
@@ -109,19 +109,19 @@ class Deliveries:
             self._out.reply(Channel.CONTROL, route, AGGREGATOR, m.WantWhole(fragment_id=p))
 
     def unblock_peer(self, name: str) -> None:
-        """Notes that a peer has gone, or has a new connection, which starts empty."""
+        """Forgets the blocked state of a peer that has gone or has a new, empty connection."""
         self._blocked_peers.pop(name, None)
 
     # --- towards aggregators ---
 
     def give_back(self, leader: Leader, p: int) -> None:
-        """Sends an aggregator the newest version of a fragment, if it is here whole."""
+        """Sends an aggregator the newest version of a fragment, if the broker holds it whole."""
         held, route = self.shelf.whole(p), leader.routes.get(Channel.BULK)
         if held is not None and route is not None:
             self._out.send(Channel.BULK, route, *held.for_island(AGGREGATOR))
 
     def contribute(self, shard: int, item: Queued, now_s: float) -> Refusal | None:
-        """Sends a contribution on or queues it; or says why neither."""
+        """Forwards or queues a contribution; returns why it is refused, None if it is not."""
         leader = self._who.leading(shard)
         if leader is None:
             return Reason.NOT_LEADER, f"no aggregator leads shard {shard} now: send it again later"
@@ -143,13 +143,13 @@ class Deliveries:
         return None
 
     def delivered(self, event: Delivered) -> None:
-        """Takes note that something has reached an aggregator."""
+        """Notes that a message has reached an aggregator."""
         leader = self._who.leader_behind(event.channel, event.peer)
         if leader is not None and isinstance(event.envelope.message, m.Contribution | m.Seed | m.HostPart):
             self._arrived(leader.shard, Queued(envelope=event.envelope, size_bytes=0))
 
     def forward_queue(self, leader: Leader, now_s: float) -> None:
-        """Sends an aggregator what waits for it, a burst at a time, if its connection takes anything."""
+        """Sends an aggregator its queued messages, a burst at a time, while its connection has room."""
         route = leader.routes.get(Channel.BULK)
         if route is None or leader.shard in self._blocked_shards:
             return
@@ -167,23 +167,23 @@ class Deliveries:
         self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
 
     def _arrived(self, shard: int, item: Queued) -> None:
-        """Forgets what is not under way any more."""
+        """Forgets a message that is no longer under way."""
         self._under_way.get(shard, {}).pop(item.identity, None)
 
     def unblock_shard(self, shard: int) -> None:
-        """Notes that the aggregator of a shard has a new connection, which starts empty."""
+        """Forgets the blocked state of a shard whose aggregator has a new, empty connection."""
         self._blocked_shards.pop(shard, None)
         self._under_way.pop(shard, None)
 
     def withdraw(self, shard: int) -> list[Queued]:
-        """Takes back all that waits for an aggregator that has gone."""
+        """Takes back all messages under way to an aggregator that has gone."""
         self.unblock_shard(shard)
         return self.queue.take(shard)
 
     # --- what could not be sent ---
 
     def put_back(self, event: Blocked, now_s: float) -> None:
-        """Takes back a large message from a full connection; small ones are dropped: senders repeat them."""
+        """Takes back a large message from a full connection; drops small ones, which senders repeat."""
         match event.envelope.message:
             case m.Version(fragment_id=p):
                 peer = self._who.peers.get(self._who.name_of(event.channel, event.peer) or "")
@@ -204,7 +204,7 @@ class Deliveries:
                 self._out.counters.dropped["blocked"] += 1
 
     def give_up(self, event: Unreachable) -> None:
-        """A contribution waits for the aggregator's next connection; an island asks again over its own."""
+        """Handles a lost connection: contributions wait for the aggregator's next one, islands ask again."""
         match event.envelope.message:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
@@ -215,7 +215,7 @@ class Deliveries:
                 self._out.counters.dropped["unreachable"] += 1
 
     def go_on(self, event: Room, now_s: float) -> None:
-        """Sends what waits for a connection that takes more."""
+        """Sends queued messages to a connection that has room again."""
         leader = self._who.leader_behind(event.channel, event.peer)
         if leader is not None:
             self._blocked_shards.pop(leader.shard, None)
@@ -227,7 +227,7 @@ class Deliveries:
             self._serve(self._who.peers[name], now_s)
 
     def retry(self, now_s: float) -> None:
-        """Tries the connections again that took nothing, once that is due."""
+        """Tries blocked connections again, once that is due."""
         if self.retry_at_s is None or now_s < self.retry_at_s:
             return
         self.retry_at_s = None

@@ -26,7 +26,7 @@ WINDOW = 4096
 
 
 class Seen:
-    """The sequence numbers of one connection, in half a kilobyte: what comes twice was played back.
+    """The sequence numbers of one connection, in half a kilobyte, to detect replayed messages.
 
     A sender counts its messages, on both channels together, and never sends one number twice. Nor does anything between
     it and its broker deliver twice what it sent once over one connection: what is lost is said again, under a new
@@ -40,7 +40,7 @@ class Seen:
         self._recent = 0  # bit i: number highest - i has come
 
     def repeats(self, sequence: int) -> bool:
-        """Says whether a number has come before, and notes that it has now."""
+        """Returns whether a number was seen before, and marks it as seen."""
         ahead = sequence - self._highest
         if ahead > 0:
             self._recent = 1 if ahead >= WINDOW else (self._recent << ahead | 1) & ((1 << WINDOW) - 1)
@@ -70,7 +70,7 @@ class Peer:
 
     @property
     def is_joining(self) -> bool:
-        """Whether it has no island id yet."""
+        """Returns whether the peer has no island id yet."""
         return self.name.startswith(JOINING)
 
 
@@ -110,7 +110,7 @@ class Directory:
 
     @property
     def full(self) -> bool:
-        """Whether a new name finds no place."""
+        """Returns whether there is no room for another name."""
         return len(self.peers) >= self._max_peers
 
     def name_of(self, channel: Channel, route: bytes) -> str | None:
@@ -118,12 +118,12 @@ class Directory:
         return self._names.get((channel, route))
 
     def route_to(self, name: str, channel: Channel) -> bytes | None:
-        """Returns the connection of a peer; None while it is not known or not connected there."""
+        """Returns a peer's connection on a channel; None if the peer is unknown or not connected."""
         peer = self.peers.get(name)
         return peer.routes.get(channel) if peer is not None else None
 
     def control_beside(self, channel: Channel, route: bytes) -> bytes | None:
-        """Returns the control connection of whoever speaks over this one; None while that is not known."""
+        """Returns the control connection of the peer behind a connection; None if unknown."""
         who = self.leader_behind(channel, route) or self.peers.get(self._names.get((channel, route), ""))
         return who.routes.get(Channel.CONTROL) if who is not None else None
 
@@ -133,7 +133,7 @@ class Directory:
         return leader if leader is not None and leader.leads else None
 
     def newest_standby(self, shard: int, *, beside: str, since_s: float) -> Standing | None:
-        """Returns the standby of a shard with the newest store, of those heard since then, but for ``beside``."""
+        """Returns the recently heard standby of a shard with the newest store, other than ``beside``."""
         heard = [
             Standing(name=each.name.removeprefix(STANDBY), made_under=each.follow.made_under, stored=each.follow.stored)
             for each in self.peers.values()
@@ -142,11 +142,11 @@ class Directory:
         return max(heard, key=lambda each: (newness(each.made_under, each.stored), each.name), default=None)
 
     def leader_behind(self, channel: Channel, route: bytes) -> Leader | None:
-        """Returns the aggregator that is attached over this connection."""
+        """Returns the leader that is attached over a connection."""
         return next((each for each in self.leaders.values() if each.routes.get(channel) == route), None)
 
     def enter(self, name: str, incarnation: int, now_s: float) -> Peer:
-        """Returns a new peer, in place of an earlier incarnation under the same name."""
+        """Adds and returns a peer; it replaces an earlier incarnation of the same name."""
         old = self.peers.get(name)
         if old is not None:
             self.forget(old)
@@ -166,7 +166,7 @@ class Directory:
         return silent
 
     def connect(self, who: Peer | Leader, channel: Channel, route: bytes) -> bool:
-        """Notes that ``who`` speaks over this connection, in place of an earlier one; says whether it is new."""
+        """Assigns a connection to ``who``, in place of an earlier one; returns whether it is new."""
         new = who.routes.get(channel) != route
         if new:
             self.disconnect(who, channel)
@@ -176,7 +176,7 @@ class Directory:
         return new
 
     def disconnect(self, who: Peer | Leader, channel: Channel) -> None:
-        """Drops a connection, unless its new owner has it already: a joiner goes on under its island id."""
+        """Drops a connection, unless another name has it by now: a joiner continues under its island id."""
         route = who.routes.pop(channel, None)
         if channel is Channel.BULK and isinstance(who, Peer):
             who.window.close()
@@ -184,12 +184,12 @@ class Directory:
             del self._names[channel, route]
 
     def disconnect_all(self, who: Peer | Leader) -> None:
-        """Drops the connections on both channels."""
+        """Drops a peer's connections on both channels."""
         for channel in Channel:
             self.disconnect(who, channel)
 
     def close(self, channel: Channel, route: bytes) -> None:
-        """Drops a connection that has gone, whoever spoke over it."""
+        """Drops a lost connection from the directory."""
         leader = self.leader_behind(channel, route)
         if leader is not None:
             self.disconnect(leader, channel)

@@ -23,8 +23,8 @@ class RelayConfig:
     max_peers: int = 10_000  # senders known at a time; further ones are refused
     forget_after_s: float = 60.0  # a peer not heard for this long is forgotten
     leader_silent_s: float = 6.0  # an aggregator not heard for this long no longer leads
-    retry_s: float = 0.002  # pause before what waits for an aggregator goes on
-    release: str = ""  # version of the package, for who measures a way here; empty: not known
+    retry_s: float = 0.002  # pause before queued messages are sent to an aggregator again
+    release: str = ""  # version of the package, for probes; empty: not known
 
     def __post_init__(self) -> None:
         for name in ("peer_queue_bytes", "max_peers", "forget_after_s", "leader_silent_s", "retry_s"):
@@ -56,7 +56,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A message could not be decoded; kind, sequence and claimed sender as far as they could be read."""
+    """A message that could not be decoded, with kind, sequence and sender as far as readable."""
 
     channel: Channel
     peer: bytes
@@ -70,7 +70,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outgoing:
-    """A message for a connection."""
+    """A message to one connection."""
 
     channel: Channel
     peer: bytes
@@ -88,7 +88,7 @@ class Unreachable(_Outgoing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """The other end of a connection has all of a :class:`Send`, as far as that is known."""
+    """The other end of a connection has received a whole :class:`Send`, as far as is known."""
 
     channel: Channel
     peer: bytes
@@ -97,7 +97,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A connection that answered :class:`Blocked` takes more."""
+    """A blocked connection has room again."""
 
     channel: Channel
     peer: bytes
@@ -110,7 +110,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowListChanged:
-    """From now on every message is judged by its key: ``allowed`` maps a public key to its owner.
+    """A new allow list: ``allowed`` maps a public key to its owner, and every message must fit its key.
 
     Before the first such event no message is judged.
     """
@@ -120,7 +120,7 @@ class AllowListChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnedAway:
-    """A connection was refused, or ended before it said anything.
+    """A connection was refused, or ended before its first message.
 
     Without a reason it may have been a mere knock.
     """
@@ -153,14 +153,14 @@ class Send(_Outgoing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A message that says something about membership: for the registry."""
+    """A message about membership, for the registry."""
 
     envelope: Envelope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A line for the log; repeated causes come at their 1st, 10th, 100th, .. occurrence only."""
+    """A line for the log; a repeated cause only at its 1st, 10th, 100th, .. occurrence."""
 
     event: str
     fields: Mapping[str, object]
@@ -169,7 +169,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookUp:
-    """A question of an observer: for who reads Redis, and answers with :class:`LookedUp` some time."""
+    """An observer's question for the task that reads Redis, which answers by :class:`LookedUp`."""
 
     peer: bytes
     envelope: Envelope

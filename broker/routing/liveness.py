@@ -16,7 +16,7 @@ MOST_OF_USUAL_PACE = 2
 
 
 class Liveness(StrEnum):
-    """The state of a peer, by how long it has been silent."""
+    """The state of a peer, by the time since it was last heard."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"  # late, still waited for
@@ -43,7 +43,7 @@ class LivenessConfig:
             raise ConfigError("dead_after_s", self.dead_after_s, cure)
 
     def interval_of(self, islands: int) -> float:
-        """Returns the seconds between two heartbeats of an island; more where islands are very many.
+        """Returns the seconds between two heartbeats of an island; more in very large fleets.
 
         Then they are as many a second as of 128 islands, as long as the allowances bear it: who is not heard for two
         intervals is not suspect yet, and for three not dead.
@@ -52,7 +52,7 @@ class LivenessConfig:
         return min(most_s, self._wanted_s(islands))
 
     def too_many(self, islands: int) -> str:
-        """Returns a warning if so many islands send more heartbeats than a hub answers; else an empty text.
+        """Returns a warning if a fleet sends more heartbeats than a hub answers; else an empty text.
 
         It names the allowances under which they would send no more than 128 islands do.
         """
@@ -69,7 +69,7 @@ class LivenessConfig:
 
 
 def liveness(silent_s: float, config: LivenessConfig) -> Liveness:
-    """Says how alive an island is that was last heard ``silent_s`` ago."""
+    """Returns the liveness of an island that was last heard ``silent_s`` ago."""
     if silent_s >= config.dead_after_s:
         return Liveness.DEAD
     return Liveness.SUSPECT if silent_s >= config.suspect_after_s else Liveness.ALIVE

@@ -1,4 +1,4 @@
-"""Rules for observers at a broker: how many, and how often. Pure.
+"""Limits for observers at a broker: connections, and questions per second. Pure.
 
 An observer is no peer of the run: it is not in the directory, counts as no island, and gets nothing but answers. What
 is kept here is one small entry per connection, for the latest ones alone. So an observer that comes in under many
@@ -16,13 +16,13 @@ from broker.wire.messages import Reason
 
 #: Connections that are remembered.
 MOST_OBSERVERS = 64
-#: Questions over one connection: so many a second, and so many at once after a pause.
+#: Questions over one connection: per second, and at once after a pause.
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 8.0, 16
 
 
 @dataclass(slots=True)
 class _Observer:
-    """One connection of an observer; ``credit`` is how many questions it may ask now."""
+    """One connection of an observer; ``credit`` is the number of questions that it may ask now."""
 
     heard_s: float
     seen: Seen = field(default_factory=Seen)
@@ -30,16 +30,16 @@ class _Observer:
 
 
 class Observers:
-    """Those who ask, by the routing id of their connection."""
+    """The observers, by the routing id of their connections."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Observer] = {}  # who was heard last stands last
+        self._known: dict[bytes, _Observer] = {}  # in the order of their last questions
 
     def __len__(self) -> int:
         return len(self._known)
 
     def hear(self, peer: bytes, sequence: int, now_s: float) -> Refusal | None:
-        """Refuses a question by its number, or by when others came over the same connection."""
+        """Returns why a question is refused: an old number, or too many over the same connection."""
         observer = self._known.pop(peer, None) or _Observer(now_s)
         self._known[peer] = observer
         if len(self._known) > MOST_OBSERVERS:
@@ -54,5 +54,5 @@ class Observers:
         return None
 
     def forget(self, peer: bytes) -> None:
-        """Drops a connection that has gone."""
+        """Drops a lost connection."""
         self._known.pop(peer, None)

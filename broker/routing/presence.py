@@ -1,4 +1,4 @@
-"""Presence of senders: they come, are replaced by later lives, fall silent, and are forgotten. Pure.
+"""Tracks senders: new ones, later lives that replace earlier ones, silence and removal. Pure.
 
 A peer is a sender's newest incarnation, with the routing id of its connection on each channel. Ids are learned from
 what arrives, so a broker that starts empty knows everyone again after one heartbeat each, and a peer that reconnects
@@ -24,12 +24,12 @@ from broker.wire import messages as m
 from broker.wire.messages import Channel, Reason
 from broker.wire.schema import MAX_HOSTS
 
-#: Who is heard: one of these goes in, and the same comes out.
+#: The type of a sender, the same in and out.
 Speaker = TypeVar("Speaker", Peer, Leader)
 
 
 class Presence:
-    """Keeps the directory: every ``hear`` returns who speaks, or why it is not heard."""
+    """Keeps the directory; each ``hear`` method returns the sender, or why its message is refused."""
 
     def __init__(self, config: RelayConfig, who: Directory, deliveries: Deliveries, out: Actions) -> None:
         self._config = config
@@ -41,7 +41,7 @@ class Presence:
     # --- islands and standbys ---
 
     def hear_island(self, event: Received, now_s: float) -> Peer | Refusal:
-        """Takes note of an island, or of a process that asks to become one."""
+        """Notes a message of an island, or of a process that asks to become one."""
         name, incarnation = event.envelope.sender, event.envelope.incarnation
         peer = self._who.peers.get(name)
         if peer is not None and incarnation < peer.incarnation:
@@ -58,7 +58,7 @@ class Presence:
         return self._admit(peer, event, now_s)
 
     def _hear_host(self, peer: Peer | None, event: Received) -> Peer | Refusal:
-        """Takes note of one more host of an island, over its own connection; returns the island's peer."""
+        """Notes a message of another host of an island, over its own connection; returns the island's peer."""
         name, incarnation = event.envelope.sender, event.envelope.incarnation
         if peer is None or incarnation > peer.incarnation:
             return Reason.UNKNOWN_ISLAND, f"incarnation {incarnation} of {name} was not heard yet"
@@ -67,7 +67,7 @@ class Presence:
         return self._repeated(peer.host_seen.setdefault(event.peer, Seen()), event) or peer
 
     def _end_joiner(self, event: Received) -> None:
-        """Forgets who asked over this connection to become an island, once another name comes over it.
+        """Forgets the joiner on a connection, once another name comes over it.
 
         Either it has become that island, or it asks anew. Any key may draw nonces without end: without this the holder
         of one could fill the directory, and keep out everybody who is not in it.
@@ -79,7 +79,7 @@ class Presence:
             self._out.counters.refused.pop(before.name, None)
 
     def hear_standby(self, event: Received, shard: int, now_s: float) -> Peer | Refusal:
-        """Takes note of a standby of a shard."""
+        """Notes a message of a standby of a shard."""
         if shard >= MAX_SHARDS:
             return Reason.IMPLAUSIBLE, f"shard is {shard}, must be below {MAX_SHARDS}"
         name = event.envelope.sender
@@ -91,7 +91,7 @@ class Presence:
         return self._admit(peer, event, now_s)
 
     def enter(self, name: str, incarnation: int, now_s: float) -> Peer:
-        """Makes a peer, in place of its earlier incarnation if it has one."""
+        """Adds a peer; it replaces its earlier incarnation if there is one."""
         old = self._who.peers.get(name)
         if old is not None:
             fields = {"island": name, "ended": old.incarnation, "incarnation": incarnation}
@@ -102,7 +102,7 @@ class Presence:
         return self._who.enter(name, incarnation, now_s)
 
     def revoke(self, bindings: Bindings) -> None:
-        """Forgets islands that nobody may be any more, with all their connections."""
+        """Forgets islands whose keys were removed from the allow list, with their connections."""
         for peer in [each for each in self._who.peers.values() if not bindings.anyone_may_be(each.name)]:
             self._who.forget(peer)
             self._deliveries.unblock_peer(peer.name)
@@ -111,7 +111,7 @@ class Presence:
     # --- aggregators ---
 
     def attach(self, event: Received, message: m.Attach | m.AttachBulk, now_s: float) -> Leader | Refusal:
-        """Takes note of an aggregator that says that it leads a shard."""
+        """Notes an aggregator's claim to lead a shard."""
         shard, epoch = message.shard, message.epoch
         if shard >= MAX_SHARDS:
             return Reason.IMPLAUSIBLE, f"shard is {shard}, must be below {MAX_SHARDS}"
@@ -135,7 +135,7 @@ class Presence:
         return self._admit(leader, event, now_s)
 
     def hear_aggregator(self, event: Received, now_s: float) -> Leader | Refusal:
-        """Takes note of an aggregator that speaks as the leader of its shard."""
+        """Notes a message of a shard's leader."""
         message = event.envelope.message
         leader = self._who.leader_behind(event.channel, event.peer)
         shard = speaks_for(message, self._who.shards)
@@ -152,7 +152,7 @@ class Presence:
         return self._admit(leader, event, now_s)
 
     def _lose(self, leader: Leader) -> None:
-        """Gives up on a silent aggregator: whoever waits for it is told, and sends again to the next one."""
+        """Drops a silent aggregator; waiting islands are told, and send again to its successor."""
         leader.leads = False
         self._who.disconnect_all(leader)
         waiting = self._deliveries.withdraw(leader.shard)
@@ -167,12 +167,12 @@ class Presence:
     # --- time ---
 
     def next_deadline_s(self) -> float | None:
-        """Returns the earliest time at which a peer will have been silent for too long; None without peers."""
+        """Returns the next time at which a peer's silence becomes too long; None without peers."""
         due = [each.heard_s + self._config.leader_silent_s for each in self._who.leaders.values() if each.leads]
         return min(due if self._sweep_at_s is None else [self._sweep_at_s, *due], default=None)
 
     def held_up(self, by_s: float) -> None:
-        """Leaves a time out in which the broker stood still, or its clock jumped: in it nobody could be heard."""
+        """Excludes from all silences a time in which the broker stood still, or its clock jumped."""
         everybody: list[Peer | Leader] = [*self._who.leaders.values(), *self._who.peers.values()]
         for each in everybody:
             each.heard_s += by_s
@@ -182,13 +182,13 @@ class Presence:
             self._sweep_at_s += by_s
 
     def lose_silent_leaders(self, now_s: float) -> None:
-        """Gives up on aggregators that have been silent for too long."""
+        """Drops aggregators that have been silent for too long."""
         for leader in self._who.leaders.values():
             if leader.leads and now_s >= leader.heard_s + self._config.leader_silent_s:
                 self._lose(leader)
 
     def forget_silent_peers(self, now_s: float) -> None:
-        """Forgets peers that have been silent for too long, with what is counted against them."""
+        """Forgets peers that have been silent for too long, with their counts of refusals."""
         if self._sweep_at_s is None or now_s < self._sweep_at_s:
             return
         for peer in self._who.forget_silent(now_s, self._config.forget_after_s):
@@ -201,7 +201,7 @@ class Presence:
         self._sweep_at_s = now_s + self._config.forget_after_s / 4 if self._who.peers else None
 
     def _admit(self, who: Speaker, event: Received, now_s: float) -> Speaker | Refusal:
-        """Returns the speaker, heard just now; or refuses a message that its connection brought before."""
+        """Marks the sender as heard and returns it; or refuses a message that its connection brought before."""
         refusal = self._repeated(who.seen.setdefault(event.channel, Seen()), event)
         if refusal is None:
             who.heard_s = now_s

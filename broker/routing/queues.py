@@ -1,4 +1,4 @@
-"""The broker's queues: what leads to the newest versions, and contributions for aggregators.
+"""The broker's queues: newest versions for islands, contributions for aggregators.
 
 Both are pure containers with their rules; :mod:`broker.routing.deliveries` decides when to use them. Everything kept
 here is counted in bytes, because a broker that runs out of memory takes the whole run's traffic with it.
@@ -18,7 +18,7 @@ from broker.wire.messages import Contribution, Envelope, HostPart, Merged, Seed,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldVersion:
-    """A version as it came from its aggregator; the payload is never looked into, nor copied.
+    """A version from its aggregator; the payload is neither read nor copied.
 
     An island is told of its own contributions alone. With those of all the bytes of a round would grow with the square
     of the number of islands.
@@ -32,7 +32,7 @@ class HeldVersion:
 
     @classmethod
     def of(cls, envelope: Envelope, version: Version, size_bytes: int, number: int) -> Self:
-        """Takes in a version that came in an envelope, so many bytes of header and buffers."""
+        """Returns the version in an envelope, with its bytes of header and buffers."""
         merged: dict[str, list[Merged]] = {}
         for each in version.contributions:
             merged.setdefault(each.island_id, []).append(each)
@@ -41,7 +41,7 @@ class HeldVersion:
         return cls(version=version, size_bytes=size_bytes, number=number, _bare=bare, _merged=merged)
 
     def for_island(self, island_id: str) -> tuple[Envelope, int]:
-        """Returns what an island is sent, and about how many bytes that is."""
+        """Returns the message for an island, and its approximate bytes."""
         own = self._merged.get(island_id)
         if own is None:
             return self._bare, self.size_bytes
@@ -51,25 +51,25 @@ class HeldVersion:
 
 @dataclass(slots=True)
 class _Trail:
-    """Versions of one fragment: ``steps`` are differences in a row, ``whole`` lies before or among them."""
+    """The versions of one fragment: successive differences ``steps``, and ``whole`` before or among them."""
 
     whole: HeldVersion | None = None
     steps: list[HeldVersion] = field(default_factory=list)
 
     @property
     def newest(self) -> HeldVersion:
-        """The newest version that is led to; something is held."""
+        """The newest version of the fragment; at least one is held."""
         newest = self.steps[-1] if self.steps else self.whole
         assert newest is not None
         return newest
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of all versions held."""
         return _bytes_of(self.steps) + (0 if self.whole is None else self.whole.size_bytes)
 
     def offer(self, held: HeldVersion) -> bool:
-        """Takes a version that leads further than what is here, or to it; says whether it does."""
+        """Adds a version that leads to the newest one or beyond; returns whether it did."""
         version, empty = held.version, self.whole is None and not self.steps
         newer = empty or _age(held) > _age(self.newest)
         if version.base is None:
@@ -91,12 +91,12 @@ class _Trail:
         return True
 
     def _leads(self, whole: HeldVersion) -> bool:
-        """Whether the steps lead on from a whole version, or to it."""
+        """Returns whether the differences start at a whole version, or reach it."""
         version = whole.version.fragment_version
         return any(version in (each.version.base, each.version.fragment_version) for each in self.steps)
 
     def way(self, version: int) -> list[HeldVersion] | None:
-        """Returns the cheapest way from a version to the newest, in order of sending; None if there is none.
+        """Returns the messages with the fewest bytes from a version to the newest; None if there are none.
 
         Empty for the newest itself.
         """
@@ -120,7 +120,7 @@ def _age(held: HeldVersion) -> tuple[int, int]:
 
 
 def _most_step_bytes(version: Version) -> int:
-    """Returns the most bytes of differences that are held of a fragment: half of a whole version."""
+    """Returns the limit for a fragment's held differences, in bytes: half of a whole version."""
     if not isinstance(version.payload, tuple):
         return 0  # virtual time has stand-ins for buffers: the newest alone
     elements: int = sum(math.prod(encoded.shape) for encoded in version.payload)
@@ -128,7 +128,7 @@ def _most_step_bytes(version: Version) -> int:
 
 
 class VersionShelf:
-    """Leads islands to the newest version of each fragment; holds a model and a half at the most.
+    """The newest version of each fragment and differences to it; at most 1.5 times the model.
 
     It holds whole versions, or differences as long as they are few, and the whole version that the first of these
     builds on, once somebody has needed it.
@@ -142,7 +142,7 @@ class VersionShelf:
         self.held_bytes = 0
 
     def offer(self, envelope: Envelope, version: Version, size_bytes: int) -> bool:
-        """Takes a version newer, by (epoch, fragment version), than the one held; returns True if it did.
+        """Adds a version if it is newer, by (epoch, fragment version); returns whether it was.
 
         Also a whole one that is not newer, where differences alone are held that lead on from it.
         """
@@ -157,14 +157,14 @@ class VersionShelf:
         return True
 
     def versions(self, num_fragments: int) -> tuple[int, ...]:
-        """Returns the fragment version held of each of the first ``num_fragments`` fragments, -1 for none."""
+        """Returns the held version of each of the first ``num_fragments`` fragments, -1 for none."""
         return tuple(
             trail.newest.version.fragment_version if (trail := self._trails.get(p)) is not None else -1
             for p in range(num_fragments)
         )
 
     def whole(self, fragment_id: int) -> HeldVersion | None:
-        """Returns the newest version of a fragment if it is held whole."""
+        """Returns the newest version of a fragment if it is held whole, else None."""
         trail = self._trails.get(fragment_id)
         return None if trail is None or trail.steps else trail.whole
 
@@ -179,7 +179,7 @@ class VersionShelf:
     def choose(
         self, versions: tuple[int, ...], served: dict[int, int], under_way: Container[int] = ()
     ) -> list[HeldVersion]:
-        """Picks what an island is sent next, in this order; nothing while there is nothing newer for it.
+        """Returns the next messages for an island, in order; empty if it has the newest versions.
 
         Among the fragments of which something newer is held, the one goes first that this island was sent the longest
         ago (never counts as longest), and among these the one that has lain here longest. So no fragment
@@ -195,7 +195,7 @@ class VersionShelf:
         return min(newer, key=lambda way: (served.get(way[-1].version.fragment_id, 0), way[-1].number), default=[])
 
     def without_base(self, versions: tuple[int, ...], under_way: Container[int] = ()) -> list[int]:
-        """Returns the fragments of which something newer is held, and nothing leads there; see :meth:`choose`."""
+        """Returns the fragments with a newer version that no held difference leads to; see :meth:`choose`."""
         return [
             p
             for p, trail in self._trails.items()
@@ -208,14 +208,14 @@ class VersionShelf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """A contribution or a seed that waits until its aggregator takes more."""
+    """A contribution or a seed that waits for room at its aggregator."""
 
     envelope: Envelope
     size_bytes: int
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for two copies of the same thing: the second needs no place in the queue."""
+        """Equal for two copies of one message, of which only one is queued."""
         match self.envelope.message:
             case Contribution(fragment_id=p, steps=steps):
                 what: tuple[object, ...] = ("contribution", p, steps.from_step, steps.to_step)
@@ -230,7 +230,7 @@ class Queued:
 
 @dataclass(slots=True)
 class _Lane:
-    """The queue for one aggregator shard; ``returned`` messages could not be sent, and go first."""
+    """The queue of one shard; ``returned`` messages could not be sent, and go first."""
 
     returned: deque[Queued] = field(default_factory=deque)
     waiting: deque[Queued] = field(default_factory=deque)
@@ -255,11 +255,11 @@ class ContributionQueue:
         self.queued_bytes = 0
 
     def holds(self, item: Queued) -> bool:
-        """Whether a copy of ``item`` waits already."""
+        """Returns whether a copy of ``item`` is queued already."""
         return item.identity in self._identities
 
     def full_for(self, item: Queued) -> str | None:
-        """Says which bound ``item`` would break, or None when there is room."""
+        """Returns the limit that ``item`` would exceed, or None if there is room."""
         own = self._by_sender.get(item.envelope.sender, 0)
         if own and own + item.size_bytes > self._per_sender_bytes:
             return f"{own} bytes of this sender wait already, the limit is {self._per_sender_bytes}"
@@ -268,7 +268,7 @@ class ContributionQueue:
         return None
 
     def push(self, shard: int, item: Queued, *, back: bool = False) -> None:
-        """Puts ``item`` at the end of the shard's lane; the caller has asked :meth:`full_for`.
+        """Appends ``item`` to the shard's lane; the caller has checked :meth:`full_for`.
 
         One that was taken and comes ``back``, since it could not be sent, goes before all others, after those that came
         back earlier.
@@ -280,11 +280,11 @@ class ContributionQueue:
         self._by_sender[sender] = self._by_sender.get(sender, 0) + item.size_bytes
 
     def waits(self, shard: int) -> bool:
-        """Whether anything waits for a shard."""
+        """Returns whether anything waits for a shard."""
         return shard in self._lanes
 
     def take(self, shard: int, most: int | None = None) -> list[Queued]:
-        """Takes what waits for a shard, oldest first: at most so many, everything without a number."""
+        """Removes and returns a shard's queued messages, oldest first: at most ``most``, or all."""
         lane = self._lanes.get(shard)
         if lane is None:
             return []

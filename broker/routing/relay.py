@@ -91,10 +91,10 @@ class Relay:
         self._observers = Observers()
         self._called_at_s: float | None = None
 
-    # --- what the driver calls ---
+    # --- called by the driver ---
 
     def handle(self, event: RelayEvent, now_s: float) -> list[RelayAction]:
-        """Takes in one event and returns what to do about it, in order."""
+        """Handles one event; returns the actions in order."""
         self._excuse(now_s)
         match event:
             case Received():
@@ -136,7 +136,7 @@ class Relay:
         return self._out.take()
 
     def _excuse(self, now_s: float) -> None:
-        """Forgives silence while this process stood still: what was said then comes now."""
+        """Ignores silence during a time in which this process stood still: messages of that time arrive now."""
         passed_s = 0.0 if self._called_at_s is None else now_s - self._called_at_s
         self._called_at_s = now_s
         due_s = self._presence.next_deadline_s() if passed_s > HELD_UP_S else None
@@ -149,7 +149,7 @@ class Relay:
         return min((each for each in due if each is not None), default=None)
 
     def anyone_may_be(self, sender: str) -> bool:
-        """Returns True if there is a key that is good for ``sender``, or keys are not in use."""
+        """Returns True if some key may speak as ``sender``, or keys are not in use."""
         return self._bindings.anyone_may_be(sender)
 
     @property
@@ -159,18 +159,18 @@ class Relay:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of versions that are kept: about one model."""
+        """Bytes of held versions: about one model."""
         return self._deliveries.shelf.held_bytes
 
     @property
     def num_peers(self) -> int:
-        """Islands known, and those joining."""
+        """Number of known and joining islands."""
         return len(self._who.peers)
 
     # --- what arrives ---
 
     def _receive(self, event: Received, now_s: float) -> Refusal | None:
-        """Passes a message on, or says why it goes nowhere."""
+        """Forwards a message, or returns why it is refused."""
         envelope = event.envelope
         refusal = self._bindings.refusal(event.key, envelope.sender, envelope.message)
         refusal = refusal or improper(event, run_id=self.config.run_id)
@@ -192,7 +192,7 @@ class Relay:
                 return self._from_island(event, now_s)
 
     def _answer_probe(self, event: Received, probe: m.Probe) -> None:
-        """Answers where the question came from; who asks becomes nobody's peer, and takes nobody's place."""
+        """Answers a probe over its own connection; the sender does not become a peer."""
         answer = m.Probed(
             answers=event.envelope.sequence,
             release=self.config.release,
@@ -233,7 +233,7 @@ class Relay:
         return None
 
     def _answer_for_nobody(self, event: Received, peer: Peer, now_s: float, *, led: bool) -> None:
-        """Tells an island whose aggregator does not answer that the broker lives.
+        """Tells an island that the broker lives, although no aggregator answers.
 
         An island chooses its broker by that (:mod:`islands.protocol.broker_choice`). One that was away when the run
         ended, or comes later, hears that it has ended: it would train on, or wait, for ever.
@@ -301,7 +301,7 @@ class Relay:
         return None
 
     def _follow(self, event: Received, message: m.Follow | m.FollowBulk, now_s: float) -> Refusal | None:
-        """Passes a standby's heartbeat on to the leader, and tells it what is known here."""
+        """Forwards a standby's heartbeat to the leader, and answers with the broker's own knowledge."""
         shard = message.shard
         peer = self._presence.hear_standby(event, shard, now_s)
         if not isinstance(peer, Peer):
@@ -321,7 +321,7 @@ class Relay:
         return None
 
     def _observe(self, event: Received, now_s: float) -> Refusal | None:
-        """Has a question looked up, unless its observer asks too often."""
+        """Orders the look-up of an observer's question, unless it asks too often."""
         refusal = self._observers.hear(event.peer, event.envelope.sequence, now_s)
         if refusal is None:
             self._out.add(LookUp(peer=event.peer, envelope=event.envelope))
@@ -330,13 +330,13 @@ class Relay:
         return refusal
 
     def _to_shard(self, shard: int, event: Received) -> bool:
-        """Passes on to the aggregator of a shard what is repeated; says whether there is one."""
+        """Forwards a repeated message to the aggregator of a shard; returns whether there is one."""
         leader = self._who.leading(shard)
         route = leader.routes.get(event.channel) if leader is not None else None
         self._out.send_or_drop(event.channel, route, event.envelope, event.size_bytes, missing="no_leader")
         return route is not None
 
     def _to_peer(self, event: Received) -> None:
-        """Passes a message on to the island, or the standby, that it names."""
+        """Forwards a message to the island or standby in ``to``."""
         route = self._who.route_to(event.envelope.to, event.channel)
         self._out.send_or_drop(event.channel, route, event.envelope, event.size_bytes, missing="no_such_peer")

@@ -19,24 +19,24 @@ from broker.chunks.meter import Link
 RESEND_S = 2.0
 #: An aggregator's, of versions: brokers and standbys say every second what they have.
 REPUBLISH_S = 1.0
-#: Who is silent for longer was away, and its next word says nothing of journeys: it may have been true for long.
+#: After a longer silence a peer was away, and its next word gives no round trip: it may have been true for long.
 SILENT_S = 2.5
 #: Pauses double at least up to this as long as no journey was measured: any link may be a slow one then.
 UNKNOWN_S = 60.0
-#: And what a message takes on a poor link (8 Mbit/s), as long as none was measured.
+#: Rate assumed before a round trip is measured: that of a poor link, 8 Mbit/s.
 LEAST_BYTES_PER_S = 1e6
-#: Of the average journey.
+#: Pause in average round trips.
 JOURNEYS = 3.0
-#: Pauses double up to so many times the first one: what was lost on the rest of its way is not missed for long.
+#: Pauses double up to this multiple of the first one, so that a loss farther on is noticed soon.
 LONGEST = 4.0
-#: What waits in a connection before a message: so many as large as that, at most.
+#: At most this many messages of the same size wait in a connection before this one.
 AHEAD = 4
 #: The longest first pause, and as long as anything may take to leave this machine.
 PATIENT_S = 600.0
 
 
 class Carried(NamedTuple):
-    """Bytes of large messages that a bulk connection has carried up since it was made."""
+    """Bytes of large messages that a bulk connection has sent since it was made."""
 
     up: int  #: the other end has noted them
     waiting: int = 0  #: to go up, or to be noted
@@ -46,7 +46,7 @@ class Carried(NamedTuple):
 
 @dataclass(slots=True)
 class Backoff:
-    """The times of repeated attempts: the first at once, then after pauses that double.
+    """The times of repeated attempts: the first at once, the others after doubling pauses.
 
     Times are in seconds of the caller's clock; what a connection has ``carried`` is given where it is known.
     """
@@ -62,7 +62,7 @@ class Backoff:
     excused: bool = False  #: the last attempt was lost by no fault of the link, so the next pause is no longer
 
     def tried(self, now_s: float) -> None:
-        """Takes note of an attempt."""
+        """Notes an attempt."""
         grows = self.pause_s > 0 and not self.excused
         self.pause_s = min(self.longest_s, 2 * self.pause_s) if grows else self.first_s
         self.excused = False
@@ -71,20 +71,20 @@ class Backoff:
         self.attempts += 1
 
     def left(self) -> None:
-        """The last attempt has left this machine: it is known to have arrived somewhere."""
+        """Notes that the last attempt has left this machine."""
         self.leaves_by_bytes = -math.inf
 
     def lost(self, now_s: float) -> None:
-        """The last attempt went with a connection: the next one is due."""
+        """Notes that the last attempt was lost with its connection: the next one is due."""
         self.unheard(now_s)
         self.left()
 
     def unheard(self, now_s: float) -> None:
-        """The receiver of the last attempt has gone: the next one is due once that has left this machine."""
+        """Notes that the receiver has gone: the next attempt is due once the last one has left this machine."""
         self.due_at_s, self.excused = min(self.due_at_s, now_s), True
 
     def due(self, now_s: float, carried: Carried | None = None) -> bool:
-        """Whether the pause is over, which begins when the last attempt has left this machine."""
+        """Returns whether the pause is over; it begins when the last attempt has left this machine."""
         if carried is not None and self.attempts and now_s <= self.tried_at_s + PATIENT_S:
             if math.isnan(self.leaves_by_bytes):
                 self.leaves_by_bytes = carried.up + carried.waiting + AHEAD * self.size_bytes
@@ -94,7 +94,7 @@ class Backoff:
 
 
 class Patience:
-    """The time to wait for a delivery over a link, learnt from earlier ones, ``least_s`` at first."""
+    """The waiting time for a delivery over a link, from earlier deliveries; ``least_s`` at first."""
 
     def __init__(self, least_s: float = RESEND_S) -> None:
         self._least_s = least_s
@@ -102,16 +102,16 @@ class Patience:
         self._kept_s = 0.0
 
     def took(self, journey_s: float) -> None:
-        """Adds one measured delivery time, of a message that was sent once."""
+        """Adds one measured delivery time of a message that was sent only once."""
         self._journey_s = journey_s if self._journey_s is None else 0.8 * self._journey_s + 0.2 * journey_s
         self._kept_s = 0.0
 
     def in_vain(self, backoff: Backoff) -> None:
-        """Something was sent again; what is sent after it waits as long."""
+        """Notes a repetition; later messages wait as long as it did."""
         self._kept_s = max(self._kept_s, backoff.pause_s)
 
     def backoff(self, size_bytes: int = 0) -> Backoff:
-        """Returns the pauses before something is sent again; the first attempt is due at once."""
+        """Returns the pauses of one message; the first attempt is due at once."""
         usual_s = size_bytes / LEAST_BYTES_PER_S if self._journey_s is None else JOURNEYS * self._journey_s
         first_s = max(self._least_s, min(PATIENT_S, max(usual_s, self._kept_s)))
         longest_s = max(LONGEST * first_s, UNKNOWN_S if self._journey_s is None else 0.0)

@@ -1,4 +1,4 @@
-"""The rights of a sender: those of its role, by channel and shard, and those of its key. Pure.
+"""Checks a sender's rights: by its role, channel and shard, and by its key. Pure.
 
 :class:`Bindings` asks the key of a connection whether the sender is who it says; :mod:`broker.routing.presence` asks
 what has been heard before.
@@ -15,7 +15,7 @@ from broker.wire.messages import AGGREGATOR, BROKER, Reason, Role, kind_of
 
 
 def improper(event: Received, *, run_id: str) -> Refusal | None:
-    """Says why this sender may not send this kind over this channel in this run; None if it may."""
+    """Returns why this sender may not send this kind over this channel in this run; None if it may."""
     envelope, kind = event.envelope, type(event.envelope.message)
     sender = envelope.sender
     if envelope.run_id != run_id and kind not in (m.Observe, m.Probe):  # whose answers say which run this is
@@ -39,7 +39,7 @@ def improper(event: Received, *, run_id: str) -> Refusal | None:
 
 
 def speaks_for(message: m.Message, shards: int) -> int | None:
-    """Returns the one shard, of so many, whose aggregator may say this; None: that of any."""
+    """Returns the only shard whose aggregator may send this message; None: any shard's may."""
     match message:
         case m.Version(fragment_id=p) | m.WantBack(fragment_id=p):
             return shard_of(p, shards)
@@ -54,24 +54,24 @@ def speaks_for(message: m.Message, shards: int) -> int | None:
 
 
 class Bindings:
-    """The allow list in force; None as long as there has been none: then a sender's name is believed."""
+    """The current allow list; without one senders' names are believed."""
 
     def __init__(self) -> None:
         self._allowed: AllowList | None = None
 
     def replace(self, allowed: AllowList) -> None:
-        """Takes a new list; it holds from the next message on."""
+        """Replaces the list, for all later messages."""
         self._allowed = allowed
 
     def refusal(self, key: str, sender: str, message: m.Message) -> tuple[Reason, str] | None:
-        """Says why a message may not come under this key; None if it may."""
+        """Returns why a message may not come under this key; None if it may."""
         if self._allowed is None:
             return None
         identity = self._allowed.get(key)
         if identity is None:
             return Reason.WRONG_KEY, "the key of this connection is not on the allow list, or not any more"
         if isinstance(message, m.Probe) and sender.startswith(JOINING):
-            return None  # whoever may connect may measure
+            return None  # any key that may connect may measure
         if not identity.may_speak_as(sender):
             return Reason.WRONG_KEY, f"the key of this connection is that of {identity}, which is not {sender}"
         if isinstance(message, m.Join) and not identity.may_be(message.island_id):
@@ -80,7 +80,7 @@ class Bindings:
         return None
 
     def blamed(self, key: str, claimed: str) -> str:
-        """Returns whom a message that is refused is laid to: the claimed sender, unless the key shows another."""
+        """Returns the name under which a refusal is counted: the key's owner, else the claimed sender."""
         if self._allowed is None:
             return claimed
         identity = self._allowed.get(key)
@@ -90,5 +90,5 @@ class Bindings:
         return claimed if identity.may_speak_as(claimed) and not one else identity.name
 
     def anyone_may_be(self, sender: str) -> bool:
-        """Whether there is a key that is good for ``sender``."""
+        """Returns whether some key may speak as ``sender``."""
         return self._allowed is None or any(each.may_speak_as(sender) for each in self._allowed.values())

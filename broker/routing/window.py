@@ -1,4 +1,4 @@
-"""Limits the versions that the broker has under way to one island, by how fast they arrive. Pure.
+"""Limits the versions under way from the broker to one island, by their delivery times. Pure.
 
 An island's ``Want`` lists the versions that it has, so it acknowledges what it was sent. To wait for that after every
 version costs a round trip each: where round trips take several inner steps, islands adopt late, and train on versions
@@ -13,29 +13,29 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-#: A delivery that takes so many times the least that one of its fragment took lately has waited for others.
+#: A delivery has waited for others if it takes this multiple of its fragment's recent least.
 FULL = 1.5
-#: After a full window one more is tried when so many deliveries have gone well: at first, and at most.
+#: Good deliveries of a full window before it grows by one: at first, and at most.
 SOON, SELDOM = 1, 64
-#: What was the least grows by this factor with every delivery: routes change.
+#: The least delivery time grows by this factor with every delivery, because routes change.
 FORGETTING = 1.02
 #: Less is no journey: the link is not to blame for the differences.
 LEAST_S = 0.05
-#: What has not arrived after so many times what one of its fragment took last is lost, if the island still asks.
+#: A version is lost if it takes this multiple of its fragment's last delivery and the island still asks.
 LOST = 3.0
 
 
 class Sent(NamedTuple):
-    """A version under way."""
+    """A version that was sent and not yet acknowledged."""
 
     version: int
     at_s: float
     again: bool  # so nobody knows which copy arrives
-    beside: int  # so many more were under way then
+    beside: int  # number of others under way then
 
 
 class Taken(NamedTuple):
-    """Seconds from sending a version of one fragment until the island said that it has it."""
+    """Delivery time of a version of one fragment, in seconds, until the island reports to have it."""
 
     least_s: float
     last_s: float
@@ -58,11 +58,11 @@ class Window:
 
     @property
     def is_open(self) -> bool:
-        """Whether the broker may send another version now."""
+        """Returns whether the broker may send another version now."""
         return self.versions is not None and len(self.under_way) < self.size
 
     def wants(self, versions: tuple[int, ...], now_s: float, sequence: int = 0) -> None:
-        """The island says what it has: that has arrived. It says so again while it lacks something.
+        """Takes the versions that an island reports in ``Want``: they have arrived.
 
         One that a heartbeat has overtaken, by the ``sequence`` of the messages, knows less.
         """
@@ -78,7 +78,7 @@ class Window:
                 self._lost[p] = sent.version
 
     def adopted(self, versions: tuple[int, ...], now_s: float, sequence: int = 0) -> None:
-        """A heartbeat says what the island trains with: that has arrived, too.
+        """Takes the versions that an island trains with, from its heartbeat: they have arrived.
 
         It overtakes a ``Want`` that waits behind contributions, on an island's narrow link for minutes.
         """
@@ -101,21 +101,21 @@ class Window:
                 self._lost[p] = sent.version
 
     def sent(self, fragment_id: int, version: int, now_s: float) -> None:
-        """A version is under way from now on."""
+        """Notes that a version was sent."""
         again = self._lost.pop(fragment_id, None) == version
         self.under_way[fragment_id] = Sent(version, now_s, again, len(self.under_way))
 
     def took_back(self, fragment_id: int) -> None:
-        """A version was not sent after all."""
+        """Notes that a version was not sent after all."""
         self.under_way.pop(fragment_id, None)
 
     def close(self) -> None:
-        """The connection is gone, with what was under way."""
+        """Notes that the connection was lost, with all versions under way."""
         self.versions = None
         self.under_way.clear()
 
     def _took(self, fragment_id: int, took_s: float, *, filled: bool) -> None:
-        """Changes the size after a delivery that took so long; ``filled``: no more were allowed beside it."""
+        """Adapts the window size to a delivery time; ``filled``: the window was full then."""
         before = self._taken.get(fragment_id)
         least_s = took_s if before is None else min(took_s, FORGETTING * before.least_s)
         self._taken[fragment_id] = Taken(least_s, took_s)

@@ -1,1 +1,1 @@
-"""The contract between processes: messages, their bytes, tensors, names and errors. Pure."""
+"""The wire format: messages, their bytes, tensors and names. Pure."""

@@ -1,4 +1,4 @@
-"""Addresses of a broker: their form, the address of each channel, and where keys are required."""
+"""Broker addresses: their format, the address of each channel, and the need for keys."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _IPC_PATH_BYTES = 107 - len(".bulk")  # sockaddr_un holds 107 and a zero
 
 
 def check_address(address: str, *, field: str = "broker") -> str:
-    """Returns a control address that this project can use: ``tcp://HOST:PORT`` or ``ipc://PATH``.
+    """Returns a valid control address, ``tcp://HOST:PORT`` or ``ipc://PATH``.
 
     Args:
-        address: As configured. An IPv6 host stands in brackets.
+        address: As configured; an IPv6 host is in brackets.
         field: The setting it comes from, named in the error.
 
     Raises:
@@ -63,7 +63,7 @@ def broker_addresses(text: str, *, field: str = "broker") -> tuple[str, ...]:
 
 
 def split_tcp(address: str) -> tuple[str, int]:
-    """Returns host and port of a control address that is ``tcp://HOST:PORT``; the host without brackets.
+    """Returns host and port of a control address ``tcp://HOST:PORT``; the host without brackets.
 
     Raises:
         ConfigError: As :func:`check_address`, or if it is ``ipc://PATH``.
@@ -83,14 +83,14 @@ def channel_address(control_address: str, channel: Channel) -> str:
 
 
 def check_exposure(address: str, *, setting: str, key: Path | None, insecure: bool, role: KeyRole) -> None:
-    """Refuses to go without keys where others can reach or pose as the other side.
+    """Raises ConfigError if a connection without keys would leave this machine.
 
     Args:
         address: ``tcp://HOST:PORT``, ``ipc://PATH``, or a host alone.
         setting: Where the address comes from.
         key: The process's secret key file, if it has one.
         insecure: The operator accepts the risk.
-        role: That of the process.
+        role: The role of this process.
 
     Raises:
         ConfigError: The address is not of this machine, and there is neither a key nor ``insecure``.
@@ -107,7 +107,7 @@ def check_exposure(address: str, *, setting: str, key: Path | None, insecure: bo
 
 
 def is_local(address: str) -> bool:
-    """Whether an address, or a host alone, is of this machine by its very form; names are not looked up."""
+    """Returns whether an address or host is clearly of this machine; names are not looked up."""
     if address.startswith("ipc://"):
         return True
     host = address.removeprefix("tcp://")
@@ -121,7 +121,7 @@ def is_local(address: str) -> bool:
 
 
 def check_metrics_address(host: str, port: int) -> None:
-    """Raises ConfigError if the settings ``metrics_host`` and ``metrics_port`` cannot be."""
+    """Raises ConfigError for an invalid ``metrics_host`` or ``metrics_port``."""
     if not 0 <= port <= 65_535:
         raise ConfigError("metrics_port", port, "must be from 1 to 65535, or 0: no metrics are served")
     if not host:

@@ -20,7 +20,7 @@ On the wire all scales come first, then all codes, two int4 in a byte (PROTOCOL.
 *The edges.* A block of zeros has the scale 0. Any other scale is at least the smallest normal float32, since below
 it the quotient would lose the bits that the bound of half a scale needs; and at most what the largest code can be
 multiplied with. A block that holds an infinity or a NaN has a scale that is infinite or NaN and codes of 0: all of it
-decodes to NaN, to be found by whoever looks, for a code by itself has no way to say so.
+decodes to NaN, which the receiver's check finds: a code by itself cannot express it.
 
 *Decoding is total.* Every scale and every code has a meaning, those included that no encoder writes: code -128, or
 -8, is multiplied like the others.
@@ -59,7 +59,7 @@ _LARGEST_SCALE: Final = {
 
 
 def quantise(flat: Float32Array, codec: Codec) -> ByteArray:
-    """Returns a contiguous float32 [elements] as scales and codes, uint8 [encoded_bytes]."""
+    """Returns scales and codes of a contiguous float32 [elements], as uint8 [encoded_bytes]."""
     data = np.empty(encoded_bytes(codec, flat.size), np.uint8)
     scales, written = _parts(data, flat.size)
     scratch = np.empty(min(flat.size, _CHUNK), np.float32)
@@ -75,12 +75,12 @@ def quantise(flat: Float32Array, codec: Codec) -> ByteArray:
 
 
 def scale_limits(codec: Codec) -> tuple[np.float32, np.float32, np.float32]:
-    """Returns int8's or int4's largest code, and the smallest and largest scale of a non-empty block."""
+    """Returns the largest code of int8 or int4, and the smallest and largest scale of a non-empty block."""
     return _LARGEST_CODE[codec], np.float32(_SMALLEST_SCALE), np.float32(_LARGEST_SCALE[codec])
 
 
 class Quantised:
-    """Scales and codes as they were received, uint8 [encoded_bytes], to be decoded a range at a time."""
+    """Received scales and codes, uint8 [encoded_bytes], that are decoded a range at a time."""
 
     __slots__ = ("_codec", "_codes", "_scales")
 
@@ -89,7 +89,7 @@ class Quantised:
         self._scales, self._codes = _parts(data, elements)
 
     def read(self, start: int, out: Float32Array) -> None:
-        """Fills ``out``, flat float32, with the elements from any ``start`` on; each is one float32 product.
+        """Fills ``out``, flat float32, with the elements from ``start`` on; each is one float32 product.
 
         Allocates a byte an element for int4: ``out`` should be a piece that fits the cache.
         """
@@ -115,7 +115,7 @@ def _parts(data: ByteArray, elements: int) -> tuple[Float32Array, ByteArray]:
 
 
 def _pieces(start: int, stop: int) -> Iterator[tuple[slice, slice]]:
-    """Cuts a range of elements into a block's rest, whole blocks and a block's beginning, if not empty.
+    """Cuts a range of elements at block boundaries: a partial block, whole blocks, a partial block.
 
     Yields:
         Elements, counted from ``start``; and the blocks that they are in.
@@ -128,7 +128,7 @@ def _pieces(start: int, stop: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _codes(chunk: Float32Array, codec: Codec, scales: Float32Array, scratch: Float32Array) -> Int8Array:
-    """Returns the codes of whole blocks, the last one perhaps short, and writes their scales."""
+    """Returns the codes of blocks, of which the last may be short, and writes their scales."""
     quotients = scratch[: chunk.size]
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for here, of in _pieces(0, chunk.size):
@@ -150,7 +150,7 @@ def _codes(chunk: Float32Array, codec: Codec, scales: Float32Array, scratch: Flo
 
 
 def _clip(values: Float32Array, quotients: Float32Array, scales: Float32Array) -> None:
-    """Takes the smaller scale for blocks that lose less with it: writes scales and the quotients by them."""
+    """Writes scales and quotients, with a smaller scale for blocks that lose less by clipping."""
     smaller = scales * CLIPPED
     candidates = np.flatnonzero((smaller >= _SMALLEST_SCALE) & (smaller <= _LARGEST_SCALE[Codec.INT4]))
     exact = np.rint(quotients[candidates] * np.float32(ERROR_UNITS)).astype(np.int32)
@@ -168,7 +168,7 @@ def _clip(values: Float32Array, quotients: Float32Array, scales: Float32Array) -
 
 
 def _packed(codes: Int8Array) -> ByteArray:
-    """Returns int4 codes two in a byte, the first in the lower half; an odd one is followed by 0."""
+    """Returns int4 codes packed two in a byte, the first in the lower half; an odd last one is padded."""
     if codes.size % 2:
         codes = np.append(codes, np.int8(0))
     # Two bytes, 0a 0b, are the 16-bit number 0x0b0a: shifting the upper one down by four puts it beside the lower one.

@@ -1,8 +1,8 @@
-"""Messages to frames and back: ``[header: msgpack map][buffer]...``, as PROTOCOL.md lays down.
+"""Messages to frames and back: ``[header: msgpack map][buffer]...``, by PROTOCOL.md.
 
 Pure. Decoding trusts nothing: sizes are checked before anything is allocated, every value against the annotation of its
 field (:mod:`broker.wire.schema`), and whatever is wrong ends in :class:`RemoteProtocolError`, never in another
-exception. What becomes of the first frame before its values are looked at stands in :mod:`broker.wire.headers`. Buffers
+exception. :mod:`broker.wire.headers` checks the first frame before its values are read. Buffers
 are passed through as views of the received frames, so that a broker which decodes, routes and encodes again touches
 headers only. Whether their content is right is a question of its own, :func:`verify`, asked by those who read it.
 """
@@ -35,7 +35,7 @@ _CHECKSUM_MAX = 2**64 - 1
 
 
 def encode(envelope: Envelope) -> list[Buffer]:
-    """Returns the frames of a message: the header, then the payload's buffers, as they are.
+    """Returns the frames of a message: the header, then the payload's buffers, uncopied.
 
     The buffers are not copied and must not be written to until they have been sent.
 
@@ -165,7 +165,7 @@ def _read_buffer(entry: Any, frame: Buffer) -> Encoded:
 
 
 def verify(envelope: Envelope) -> None:
-    """Checks the checksum of every buffer of a message; one that has no payload passes.
+    """Checks the checksum of every buffer of a message; messages without payload pass.
 
     Raises:
         RemoteProtocolError: With reason ``checksum``. The message was damaged on its way: sent again, it may pass.
@@ -188,7 +188,7 @@ def verify_payload(payload: Payload) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The claims of a message that failed its checks, as far as valid; good for addressing a refusal only."""
+    """The valid claims of a message that failed its checks, only for addressing a refusal."""
 
     kind: str = ""
     sender: str = ""
@@ -196,7 +196,7 @@ class Origin:
 
 
 class Unreadable(RemoteProtocolError):
-    """A message that :func:`decode` refused, with the ``origin`` that its header claimed."""
+    """The error for a message that cannot be decoded, with the ``origin`` that its header claims."""
 
     def __init__(self, unfit: Unfit, origin: Origin) -> None:
         self.origin = origin
@@ -204,7 +204,7 @@ class Unreadable(RemoteProtocolError):
 
 
 def peek(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Origin:
-    """Returns what is known of a message that :func:`decode` refused; never raises."""
+    """Returns the readable claims of a message that :func:`decode` refused; never raises."""
     try:
         return _origin(headers.read(headers.views(frames, limits), limits))
     except Unfit:
@@ -228,7 +228,7 @@ def _or(otherwise: Any, check: Any, value: Any) -> Any:
 
 
 def _at(field: str, check: Any, *values: Any, **given: Any) -> Any:
-    """Returns ``check(*values, **given)``; names ``field`` in what it raises."""
+    """Returns ``check(*values, **given)``; its errors name ``field``."""
     try:
         return check(*values, **given)
     except Unfit as unfit:

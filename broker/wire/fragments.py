@@ -1,4 +1,4 @@
-"""The manifest: the tensors of each fragment, as a run agrees on them.
+"""The manifest: the tensors of each fragment, the same for a whole run.
 
 A *fragment* is a fixed set of tensors that is synchronised as a unit. Where several hosts train one island, each has
 *regions* of these tensors. The manifest is computed once, from the tensors of the first island, by :func:`partition`,
@@ -29,7 +29,7 @@ _SECTION = re.compile(r"#(0|[1-9][0-9]*)of([1-9][0-9]*)\Z")
 
 
 class Kind(StrEnum):
-    """The way in which a tensor is merged, or that it is not (reference.md, section 4.4)."""
+    """The merge rule of a tensor, or that it is not merged (reference.md, section 4.4)."""
 
     RDA = "rda"  # radial-directional averaging, unit by unit; the mean where the run's recipe says so
     MEAN = "mean"  # plain weighted mean: embeddings, heads, routers, small or one-dimensional tensors
@@ -62,7 +62,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Some rows of the first axis of a tensor, as islands have it."""
+    """Some rows of the first axis of a whole tensor."""
 
     tensor: str
     start: int
@@ -77,7 +77,7 @@ class FragmentManifest:
 
     @cached_property
     def digest(self) -> str:
-        """Names this manifest: 32 hex digits over names, shapes, dtypes, kinds and their order."""
+        """The manifest's digest: 32 hex digits over names, shapes, dtypes, kinds and their order."""
         rows = [[[t.name, list(t.shape), t.dtype, str(t.kind), t.unit_axes] for t in f] for f in self.fragments]
         return hashlib.sha256(msgpack.packb(rows)).hexdigest()[:32]
 
@@ -88,24 +88,24 @@ class FragmentManifest:
 
     @cached_property
     def moving(self) -> tuple[int, ...]:
-        """Ids of the fragments that fall due; a frozen one stays at version 0 for ever."""
+        """Ids of the fragments that fall due; a frozen one stays at version 0."""
         return tuple(p for p, f in enumerate(self.fragments) if any(t.kind is not Kind.FROZEN for t in f))
 
     def __len__(self) -> int:
         return len(self.fragments)
 
     def tensors(self) -> dict[str, TensorSpec]:
-        """Every tensor by name; of one that was cut, each section."""
+        """Every tensor by name; a cut tensor by its sections."""
         return {t.name: t for fragment in self.fragments for t in fragment}
 
     @cached_property
     def whole(self) -> Mapping[str, TensorSpec]:
-        """Every tensor by name, as islands have it: none is in sections."""
+        """Every whole tensor by name, without sections."""
         return {t.name: t for t in joined(self.tensors().values())}
 
     @cached_property
     def sections(self) -> Mapping[str, Section]:
-        """The place of each section, by its name; empty where no tensor was cut."""
+        """Each section by name; empty if no tensor was cut."""
         sections = {name: t for name, t in self.tensors().items() if name not in self.whole}
         found, ends = {}, Counter[str]()
         for name, section in sorted(sections.items(), key=lambda item: _number(item[0])):
@@ -117,12 +117,12 @@ class FragmentManifest:
 
 
 def merged_by(tensors: tuple[TensorSpec, ...], rule: str) -> tuple[TensorSpec, ...]:
-    """Returns tensors as a merge rule has them: with ``mean`` none is merged by length and direction."""
+    """Returns tensors with their kinds under a merge rule: with ``mean`` none is ``rda``."""
     return tuple(replace(t, kind=Kind(rule)) if t.kind is Kind.RDA else t for t in tensors)
 
 
 def cut(tensors: Iterable[TensorSpec], most: int) -> tuple[TensorSpec, ...]:
-    """Returns tensors of at most ``most`` elements: larger ones in the fewest sections, of equal size.
+    """Returns tensors of at most ``most`` elements: larger ones cut into the fewest equal sections.
 
     A section is some rows of the first axis. Units that this axis counts stay whole, so that merging is what it was;
     without unit axes a section is a unit by itself. A tensor with rows that are too large stays as it is. Raises
@@ -146,7 +146,7 @@ def cut(tensors: Iterable[TensorSpec], most: int) -> tuple[TensorSpec, ...]:
 
 
 def joined(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Returns tensors as they were before :func:`cut`; sections that do not belong together stay."""
+    """Returns the whole tensors, the inverse of :func:`cut`; unrelated sections stay."""
     listed = list(tensors)
     families: dict[str, list[TensorSpec]] = {}
     for tensor in listed:
@@ -166,12 +166,12 @@ def joined(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 def is_section(name: str) -> bool:
-    """Returns whether a name is that of a section, such as ``embed/table#0of3``."""
+    """Returns whether a name is a section's, such as ``embed/table#0of3``."""
     return _SECTION.search(name) is not None
 
 
 def tensor_of(name: str) -> str:
-    """Returns the name of the tensor that a section is of; any other name is its own."""
+    """Returns the tensor's name of a section's name; any other name unchanged."""
     return _SECTION.sub("", name)
 
 
@@ -217,7 +217,7 @@ def partition(tensors: tuple[TensorSpec, ...], num_fragments: int, most_frozen: 
 
 
 def _filled(tensors: Iterable[TensorSpec], most: int | None) -> list[tuple[TensorSpec, ...]]:
-    """Fills one fragment after the other, in the order of the tensors, with up to ``most`` elements."""
+    """Returns fragments filled in the order of the tensors, with up to ``most`` elements each."""
     fragments: list[list[TensorSpec]] = []
     held = 0
     for tensor in tensors:
@@ -230,7 +230,7 @@ def _filled(tensors: Iterable[TensorSpec], most: int | None) -> list[tuple[Tenso
 
 
 def shard_of(fragment_id: int, shards: int) -> int:
-    """Returns the shard that owns a fragment: shards take turns, so each has its part of every size."""
+    """Returns the shard that owns a fragment; shards take turns, so that all get fragments of every size."""
     return fragment_id % shards
 
 
@@ -251,7 +251,7 @@ class Region:
         return math.prod(self.shape)
 
     def within(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether the box lies inside of a tensor of this shape."""
+        """Returns whether the box is inside a tensor of this shape."""
         return len(self.start) == len(self.shape) == len(shape) and all(
             a + n <= length for a, n, length in zip(self.start, self.shape, shape, strict=True)
         )
@@ -263,12 +263,12 @@ class Region:
 
 
 def whole(shape: tuple[int, ...]) -> Region:
-    """Returns the region that is all of a tensor."""
+    """Returns the region of a whole tensor."""
     return Region((0,) * len(shape), shape)
 
 
 def flaw_in(regions: Sequence[Region], shape: tuple[int, ...]) -> str:
-    """Says why these regions are not the whole tensor, each element once; empty if they are."""
+    """Returns why these regions do not cover the tensor, each element once; empty if they do."""
     for region in regions:
         if not region.within(shape):
             return f"a part at {list(region.start)} of shape {list(region.shape)} is not inside of {list(shape)}"

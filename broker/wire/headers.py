@@ -1,4 +1,4 @@
-"""The first frame of a message: a msgpack map, trusted only if the checksum at its end fits.
+"""Reads and writes the first frame of a message: a msgpack map with a checksum at its end.
 
 Pure. What the map says is a question of :mod:`broker.wire.codec`; here are its size, its checksum, and that it is a map
 which takes no more memory than its bytes allow. The checksum is looked at first: a damaged header may well be
@@ -28,23 +28,23 @@ SEAL_BYTES = 8
 
 #: First bytes of msgpack's maps and arrays.
 _CONTAINER_BYTES = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
-#: Maps and arrays that a header may hold besides one for each so many bytes: ours have one in 20 at most.
+#: Maps and arrays allowed in a header: a fixed number, and one more per this many bytes; ours have one in 20.
 _FREE_CONTAINERS, _BYTES_PER_CONTAINER = 65_536, 16
 #: The least that machines of ours take as one message, and the part of their memory that they take at the most.
 LEAST_ROOM_BYTES, ROOM_SHARE = 4 << 30, 4
 
 
 def room_bytes(memory_bytes: int) -> int:
-    """Returns the bytes for one message, and for all that wait: a quarter of the memory; 0: not known.
+    """Returns the bytes for one message, and for all waiting ones: a quarter of the memory; 0: unknown.
 
     4 GiB at least, however little there is: memory is taken as bytes come. With eight fragments, one in float32 takes a
-    quarter of what the model takes in bfloat16. So whoever can hold that has room for its fragments.
+    quarter of the model in bfloat16. So a machine that holds the model has room for its fragments.
     """
     return max(LEAST_ROOM_BYTES, memory_bytes // ROOM_SHARE)
 
 
 def partial_room_bytes(memory_bytes: int) -> int:
-    """Returns a broker's bytes for unfinished messages of all connections: half of its memory."""
+    """Returns a broker's limit for unfinished messages of all connections: half of its memory."""
     return max(room_bytes(memory_bytes), memory_bytes // 2)
 
 
@@ -69,13 +69,13 @@ DEFAULT_LIMITS = Limits()
 
 
 def seal(header: bytes) -> bytes:
-    """Returns a packed header whose last 8 bytes are replaced by the xxh3_64 of those before them."""
+    """Returns a packed header with its last 8 bytes replaced by the xxh3_64 of the bytes before."""
     content = header[:-SEAL_BYTES]
     return content + xxhash.xxh3_64_digest(content)  # big-endian, too
 
 
 def views(frames: Sequence[Buffer], limits: Limits) -> list[Buffer]:
-    """Returns views of the frames; raises Unfit if there are none, too many, or one that is no frame."""
+    """Returns views of the frames; raises Unfit if there are none, too many, or one is no frame."""
     if not frames:
         raise Unfit(0, "at least the header", at="number of frames")
     if len(frames) - 1 > limits.max_buffers:
@@ -84,7 +84,7 @@ def views(frames: Sequence[Buffer], limits: Limits) -> list[Buffer]:
 
 
 def view(frame: Buffer) -> Buffer:
-    """Returns a view of whatever has bytes; what lies in several places as it is."""
+    """Returns a view of anything with bytes; scattered buffers unchanged."""
     if isinstance(frame, Scattered):
         return frame
     try:
@@ -97,7 +97,7 @@ def view(frame: Buffer) -> Buffer:
 
 
 def read(frames: Sequence[Buffer], limits: Limits) -> dict[str, Any]:
-    """Returns the map in the first frame, once the sizes of all frames and its checksum are right.
+    """Returns the map in the first frame, after checks of all frame sizes and its checksum.
 
     Raises:
         Unfit: Something is too large, the checksum is another one, or it is no map.
@@ -114,7 +114,7 @@ def read(frames: Sequence[Buffer], limits: Limits) -> dict[str, Any]:
 
 
 def _is_of_version_1(header: memoryview) -> bool:
-    """Returns True if a header is that of a version 1 peer, without checksum: it is told to update.
+    """Returns True if a header without checksum is from a version 1 peer, which is told to update.
 
     Damage alone makes no such header of ours: it would have to turn the version into another and the key into another.
     """
@@ -146,7 +146,7 @@ def _unpacked(packed: memoryview) -> dict[str, Any]:
 
 
 def _check_containers(header: memoryview) -> None:
-    """Refuses a header that is mostly maps and arrays, before it is unpacked.
+    """Raises Unfit for a header of too many maps and arrays, before it is unpacked.
 
     An empty map is one byte on the wire and 64 in memory, and each is looked at: 4 MiB of them took 280 MiB and up to
     6 s. Other bytes may look like the beginning of a container, so this counts too many, never too few; the bounds
@@ -162,9 +162,9 @@ def _check_containers(header: memoryview) -> None:
 
 
 def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Refuses a key that stands twice in a map: two readers could believe different values."""
+    """Refuses a repeated key in a map: two readers could believe different values."""
     listed = list(pairs)
     unpacked = dict(listed)
     if len(unpacked) != len(listed):
-        raise ValueError("a key stands twice in a map")
+        raise ValueError("a key is repeated in a map")
     return unpacked

@@ -1,4 +1,4 @@
-"""Identities: the role and the id that a key stands for. Pure.
+"""Identities: the role and the id of a key's owner. Pure.
 
 A key pair of CurveZMQ names one identity: a role and a name in it. The allow list of a broker says which public key is
 whose, a line each::
@@ -39,7 +39,7 @@ class KeyRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The owner of a key: a role, and a name in it; :data:`ANY` for islands without names of their own."""
+    """The owner of a key: a role and a name; :data:`ANY` for islands without own names."""
 
     role: KeyRole
     name: str
@@ -52,18 +52,18 @@ class Identity:
             raise ConfigError("name", self.name, "is an address of others: no island may have it")
 
     def __str__(self) -> str:
-        """``island paris``, as in the allow list."""
+        """Returns ``island paris``, as in the allow list."""
         return f"{self.role} {self.name}"
 
     @property
     def stem(self) -> str:
-        """The name of its files: ``island-paris``, ``broker``, and ``islands`` for any island."""
+        """The name of the key's files: ``island-paris``, ``broker``, and ``islands`` for any island."""
         if self.name == ANY:
             return f"{self.role}s"
         return str(self.role) if self.name == self.role else f"{self.role}-{self.name}"
 
     def may_speak_as(self, sender: str) -> bool:
-        """Whether ``sender`` in a header is who this is, or was: an island that joins has no id yet.
+        """Returns whether this owner may use ``sender`` in a header; a joining island has no id yet.
 
         An island's key is not good for questions: what other islands do is nothing that it need know.
         """
@@ -78,7 +78,7 @@ class Identity:
                 return False
 
     def may_be(self, island_id: str) -> bool:
-        """Returns True if this may be that island; an empty id, which the run fills in, is for any one."""
+        """Returns True if this owner may be that island; an empty id, which the run fills in, fits any."""
         if self.role is not KeyRole.ISLAND:
             return False
         if self.name == ANY:
@@ -91,7 +91,7 @@ AllowList = Mapping[str, Identity]
 
 
 def check_key(text: str, *, field: str = "key") -> str:
-    """Returns ``text`` if it can be a key in z85: 40 characters of its alphabet.
+    """Returns ``text`` if it is a key in z85: 40 characters of its alphabet.
 
     Raises:
         ConfigError: It cannot; the text is not repeated, for it may be most of a secret.
@@ -102,7 +102,7 @@ def check_key(text: str, *, field: str = "key") -> str:
 
 
 def parse_line(line: str, *, field: str) -> tuple[Identity, str]:
-    """Returns whom a line ``ROLE NAME KEY`` is about, and the key; raises ConfigError if it is none."""
+    """Returns identity and key of a line ``ROLE NAME KEY``; raises ConfigError for any other line."""
     words = line.split()
     if len(words) != 3:
         raise ConfigError(field, f"{len(words)} words", "must be a line ROLE NAME KEY, such as: island paris T(^#...")
@@ -117,10 +117,10 @@ def parse_line(line: str, *, field: str) -> tuple[Identity, str]:
 
 
 def parse_allow_list(text: str, *, field: str = "allow") -> dict[str, Identity]:
-    """Returns public key -> identity; empty lines and lines that begin with ``#`` say nothing.
+    """Returns public key -> identity; empty lines and comments (``#``) are skipped.
 
     Raises:
-        ConfigError: A line is none, or a key stands there twice for two identities.
+        ConfigError: A line is malformed, or a key is listed for two identities.
     """
     allowed: dict[str, Identity] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -134,5 +134,5 @@ def parse_allow_list(text: str, *, field: str = "allow") -> dict[str, Identity]:
 
 
 def format_line(identity: Identity, key: str) -> str:
-    """Returns the line that :func:`parse_line` reads back."""
+    """Returns the line that :func:`parse_line` reads."""
     return f"{identity.role} {identity.name} {key}"

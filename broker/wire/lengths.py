@@ -15,22 +15,22 @@ from typing import Final
 
 from broker.wire.messages.values import Codec
 
-#: What one contribution takes in the header of a version, about (benchmarks/wire_bytes.py).
+#: Approximate bytes of one contribution in a version's header (benchmarks/wire_bytes.py).
 MERGED_BYTES: Final = 200
 
-#: Elements that share a scale: few enough that one large value spoils the resolution of few others, and so many that
+#: Elements that share a scale: few enough that one large value spoils the resolution of few others, and enough that
 #: scales cost an eighth of a bit an element.
 BLOCK_ELEMENTS: Final = 256
 
 #: A scale is a little-endian IEEE 754 binary32.
 SCALE_BYTES: Final = 4
 
-#: Of what is written for each element, scales apart.
+#: Bits of an element, without scales.
 _ELEMENT_BITS: Final = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8, Codec.INT4: 4}
 
 
 def encoded_bytes(codec: Codec, elements: int) -> int:
-    """Returns the exact length in bytes of a tensor on the wire, without its entry in the header.
+    """Returns the exact bytes of a tensor on the wire, without its entry in the header.
 
     Exact for whatever is asked, in integers that do not overflow: a length that a stranger claims is compared with it
     before anything is allocated. Each tensor is encoded by itself, so the bytes of several are the sum of theirs.
@@ -40,5 +40,5 @@ def encoded_bytes(codec: Codec, elements: int) -> int:
 
 
 def block_count(elements: int) -> int:
-    """Returns into how many blocks a tensor of so many elements is cut."""
+    """Returns the number of blocks of a tensor with ``elements`` elements."""
     return -(-elements // BLOCK_ELEMENTS)

@@ -1,4 +1,4 @@
-"""Checks names of runs, islands and keys. They stand in addresses, Redis keys and files. Pure."""
+"""Checks names of runs, islands and keys, which are used in addresses, Redis keys and files. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NAME = re.compile(NAME, re.ASCII)
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Whether a value is a string that may be a name."""
+    """Returns whether a value is a valid name."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
 def check_name(field: str, value: str) -> None:
-    """Raises ConfigError if the value of the setting ``field`` may not be a name."""
+    """Raises ConfigError if the value of the setting ``field`` is no valid name."""
     if not is_name(value):
         raise ConfigError(field, value, f"must be {RULE}")

@@ -1,7 +1,7 @@
-"""The records of answers to observers: msgpack, deflated, and bounded at both ends. Pure.
+"""Records in answers to observers: msgpack, deflated, with a size limit at both ends. Pure.
 
-What stands in Redis is plain data, so it travels as such. A broker packs no record that its own codec would refuse, and
-a reader believes no length: what would grow beyond ``MOST_PLAIN_BYTES`` is not read to its end.
+Redis holds plain data, and they travel as such. A broker packs no record that its own codec would refuse. A reader
+believes no length: it stops where a record would grow beyond ``MOST_PLAIN_BYTES``.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from broker.wire.records import KeptVersion, LeaseView, NumberedEvent, Snapshot
 
 T = TypeVar("T")
 
-#: Of a packed record. A header of deflated bytes that is much larger could be refused: every seventh byte looks like
-#: the beginning of a map or array (:mod:`broker.wire.headers`).
+#: Most bytes of a packed record. A much larger header of deflated bytes could be refused, because every seventh byte
+#: looks like the beginning of a map or array (:mod:`broker.wire.headers`).
 MOST_BYTES = 512 << 10
-#: Of an unpacked one.
+#: Most bytes of an unpacked record.
 MOST_PLAIN_BYTES = 64 << 20
 #: Names repeat so often that more effort gains little.
 _EFFORT = 1
 
 
 class TooLarge(Exception):
-    """A record has more than ``MOST_BYTES``."""
+    """A record is larger than ``MOST_BYTES``."""
 
 
 def pack_snapshot(snapshot: Snapshot) -> bytes:
-    """Returns a snapshot as a record; raises TooLarge where there are thousands of islands."""
+    """Returns a snapshot as a record; raises TooLarge for thousands of islands."""
     return _packed({each.name: getattr(snapshot, each.name) for each in dataclasses.fields(snapshot)})
 
 
 def unpack_snapshot(record: bytes) -> Snapshot:
-    """Returns what :func:`pack_snapshot` packed; raises Unavailable if it is no such record."""
+    """Returns the snapshot in a record; raises Unavailable if it is no such record."""
 
     def build(fields: dict[str, Any]) -> Snapshot:
         leases = {shard: LeaseView(**_sets(lease)) for shard, lease in fields["leases"].items()}
@@ -48,7 +48,7 @@ def unpack_snapshot(record: bytes) -> Snapshot:
 
 
 def pack_events(events: Sequence[NumberedEvent]) -> tuple[bytes, int]:
-    """Returns the first events as a record, as many as go into it, and their number; raises TooLarge."""
+    """Returns as many first events as fit into a record, and their number; raises TooLarge."""
     count = len(events)
     while True:
         try:
@@ -60,7 +60,7 @@ def pack_events(events: Sequence[NumberedEvent]) -> tuple[bytes, int]:
 
 
 def unpack_events(record: bytes) -> list[NumberedEvent]:
-    """Returns what :func:`pack_events` packed; raises Unavailable if it is no such record."""
+    """Returns the events in a record; raises Unavailable if it is no such record."""
 
     def build(rows: list[Any]) -> list[NumberedEvent]:
         found = [((int(ms), int(n)), dict(event)) for ms, n, event in rows]
@@ -72,12 +72,12 @@ def unpack_events(record: bytes) -> list[NumberedEvent]:
 
 
 def pack_version(kept: KeptVersion) -> bytes:
-    """Returns what is known of a version as a record; raises TooLarge."""
+    """Returns the facts about a version as a record; raises TooLarge."""
     return _packed(kept)
 
 
 def unpack_version(record: bytes) -> KeptVersion:
-    """Returns what :func:`pack_version` packed; raises Unavailable if it is no such record."""
+    """Returns the facts about a version in a record; raises Unavailable if it is no such record."""
     return _unpacked(record, lambda fields: KeptVersion(**(fields | {"known": tuple(map(int, fields["known"]))})))
 
 

@@ -1,4 +1,4 @@
-"""Ranges of inner steps and sets of them. They prove that no step is handed over twice."""
+"""Ranges of inner steps, and sets of ranges that detect steps handed over twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class StepRange:
     """Inner steps ``[from_step, to_step)`` of one island, with its token counter at both ends.
 
-    Both counters run over all lives of an island: a new incarnation goes on from the highest ``to_step`` known.
+    Both counters run over all lives of an island: a new incarnation continues at the highest known ``to_step``.
     """
 
     from_step: int
@@ -62,7 +62,7 @@ class IntervalSet:
             self._ends.insert(i, end)
 
     def close_gaps(self, most: int, keep: Callable[[int, int], bool]) -> None:
-        """Adds the lowest gaps, but those that ``keep(start, end)`` keeps, until there are ``most`` intervals."""
+        """Fills the lowest gaps, except where ``keep(start, end)``, until at most ``most`` intervals remain."""
         beyond = len(self._starts) - most
         if beyond > 0:
             gaps = zip(self._ends[:-1], self._starts[1:], strict=True)
@@ -70,18 +70,18 @@ class IntervalSet:
                 self.add(start, end)
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Whether any integer of ``[start, end)`` is in the set."""
+        """Returns whether any integer of ``[start, end)`` is in the set."""
         i = bisect_right(self._ends, start)
         return start < end and i < len(self._starts) and self._starts[i] < end
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether every integer of ``[start, end)`` is in the set."""
+        """Returns whether every integer of ``[start, end)`` is in the set."""
         i = bisect_right(self._starts, start) - 1
         return start >= end or (i >= 0 and end <= self._ends[i])
 
     @property
     def end(self) -> int:
-        """One past the largest member; 0 for the empty set."""
+        """One past the largest member; 0 if the set is empty."""
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

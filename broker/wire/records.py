@@ -1,4 +1,4 @@
-"""The records of a run in Redis, as plain values.
+"""The records of a run in Redis, as plain dataclasses.
 
 The keys and the operations are in :mod:`broker.registry.registry`.
 """
@@ -20,7 +20,7 @@ BROKER_WITHIN_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:
-    """An island as its last heartbeat, or its last word, described it ``heard_ago_s`` seconds ago."""
+    """An island's state from its last heartbeat or ``leave``, ``heard_ago_s`` seconds ago."""
 
     island_id: str
     incarnation: int
@@ -61,21 +61,21 @@ class RunTotals:
 
     Attributes:
         wasted_tokens: Cause -> tokens.
-        rounds: Number of contributors -> rounds that closed with so many.
+        rounds: Number of contributors -> number of rounds that closed with it.
         loss: Mean of the islands' training losses, None while there is none.
         progress: Part of ``target_tokens`` that is trained, 0 to 1; 0 for a run without an end.
         participation: Mean share of the live islands in a version, None before the first.
-        staleness_mean: Mean staleness of what was merged, in versions, None before the first.
+        staleness_mean: Mean staleness of merged contributions, in versions; None before the first.
         agreement: Cosine by which islands agree, a mean over the last versions; None before two were merged together.
-        momentum_cosine: Cosine of a merge with the momentum before it, likewise.
+        momentum_cosine: Cosine of a merge with the momentum before it, averaged in the same way.
         trust: Island that has not all of its weight -> ``trust``, the share that it has, its own ``agreement``, the
             ``usual`` one that is expected of it (both None before it was compared), and whether it is ``new``.
         interval: Where rounds are farther apart than the recipe's sync_interval: by how many inner ``steps``, and
             ``because`` of what; empty elsewhere.
         quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
-        troubles: What the aggregator cannot put right by itself, each with its cure; empty when all is well.
+        troubles: Problems that the aggregator cannot solve by itself, each with its cure.
         books: The same tokens exactly, in parts of a token: what those of several shards are added up by.
-        recipe: Setting -> value of what decides learning; what is open until the first island joins is not in it.
+        recipe: Setting -> value of the recipe, without settings that are open until the first island joins.
     """
 
     phase: str
@@ -102,7 +102,7 @@ class RunTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRecord:
-    """A broker's own counters since it started, and the allowances by which status judges silence."""
+    """A broker's counters since its start, and the time limits by which status judges silence."""
 
     suspect_after_s: float
     dead_after_s: float
@@ -119,16 +119,16 @@ class BrokerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """The lease as it stands.
+    """The current lease.
 
     Attributes:
         holder: Name of the leader; empty if there is no key.
         epoch: Under which it leads; 0 if there is no key.
-        in_sync: Who has every published version, the leader among them: who may take over. Empty if an earlier release
-            wrote it, without failover.
-        synced: The epoch under which they were: that of the leader before, until a taker has renewed. 0: of none, since
-            there was no lease before, or none that said anything.
-        standbys: Who else the leader had heard of when it renewed last, in sync or not.
+        in_sync: The stores with every published version, which may take over, the leader included. Empty if an earlier
+            release wrote it, without failover.
+        synced: The epoch under which they were in sync: that of the leader before, until a successor has renewed. 0:
+            none, because there was no lease before, or none that said anything.
+        standbys: Other standbys known to the leader at its last renewal, in sync or not.
         age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
         ended: Its holder has ended the run, and nobody need take over.
     """
@@ -143,7 +143,7 @@ class LeaseView:
 
     @classmethod
     def of(cls, held: Mapping[str, str], now_s: float) -> Self:
-        """Returns the fields of the key as a value.
+        """Returns the lease from the fields of its key.
 
         Raises:
             Unavailable: They are those of no lease, which is as bad as no answer.
@@ -161,17 +161,17 @@ class LeaseView:
                 ended=held.get("ended") == "1",
             )
         except (ValueError, KeyError, TypeError) as err:
-            cure = "delete that key, and whoever leads writes it anew"
-            raise Unavailable(f"what stands in Redis is no lease: {err!r}; {cure}", definite=True) from err
+            cure = "delete that key; the leader writes it again"
+            raise Unavailable(f"the value in Redis is no lease: {err!r}; {cure}", definite=True) from err
 
     def expired(self, lease_s: float) -> bool:
-        """Returns True if the holder let it run out; a clock set back counts against the holder."""
+        """Returns True if the lease has run out; a clock that was set back counts against the holder."""
         return self.age_s >= lease_s or self.age_s < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that Redis knows about a run, as it stands there; times are seconds of the clock of Redis."""
+    """All records of a run in Redis; times are seconds of the clock of Redis."""
 
     run_id: str
     now_s: float
@@ -186,7 +186,7 @@ class Snapshot:
 
     @property
     def empty(self) -> bool:
-        """Whether nobody has written anything about this run."""
+        """True if Redis has nothing about this run."""
         return not (self.heard_at_s or self.fragments or self.totals or self.brokers)
 
 
@@ -197,7 +197,7 @@ NumberedEvent = tuple[EventNumber, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptVersion:
-    """One version of a fragment in Redis, which keeps the newest of those with contributions."""
+    """One version of a fragment in Redis, which keeps the newest ones with contributions."""
 
     fragment_id: int
     found: Mapping[str, Any] | None  # what its aggregator noted when it was made; None: this version is not there

@@ -1,4 +1,4 @@
-"""Checks for the values of messages, derived once from the annotations of their dataclasses.
+"""Checks the values of messages, by rules derived once from the annotations of their dataclasses.
 
 One :class:`Record` per dataclass reads what msgpack unpacked and writes what msgpack packs. Both directions apply the
 same checks, so that nothing leaves this process which a peer would refuse. A value that does not fit raises
@@ -31,7 +31,7 @@ from broker.wire.ranges import StepRange
 
 INT_MAX = 2**63 - 1
 MAX_TEXT = 1024  # characters
-MAX_ITEMS = 65_536  # of one tuple, unless its field stands below
+MAX_ITEMS = 65_536  # of one tuple, unless its field is listed below
 MAX_DIMENSIONS = 32
 MAX_OUTSTANDING = 1024  # of one heartbeat: each is answered, in one message
 MAX_DATA_RANGES = 256  # of one contribution: the version that it goes into repeats them
@@ -49,7 +49,7 @@ _MOST_ITEMS = {
     "data": MAX_DATA_RANGES,
     "trained_on": MAX_TRAINED_ON,
 }
-#: Integers where -1 stands for "none".
+#: Integers where -1 means "none".
 _MINUS_ONE_IS_NONE = frozenset({"versions", "sequence"})
 #: Floats that may be below zero.
 _SIGNED = frozenset({"loss"})
@@ -60,7 +60,7 @@ _ADDRESS = re.compile(rf"((join|standby|observer):)?{NAME}", re.ASCII)
 
 
 class Unfit(Exception):
-    """A value does not fit its field; ``path`` are the names and indexes that lead to it, innermost first."""
+    """A value does not fit its field; ``path`` has the names and indexes to it, innermost first."""
 
     def __init__(self, got: object, expected: str, *, reason: Reason = Reason.MALFORMED, at: str = "") -> None:
         self.path = [at] if at else []
@@ -76,14 +76,14 @@ class Unfit(Exception):
 
 
 class Rule(NamedTuple):
-    """The check and the conversion of values of one annotation, in both directions."""
+    """Checks and converts values of one annotation, in both directions."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
 
 
 class Record:
-    """Reads and writes the values of one dataclass, but for its payload if it has one.
+    """Reads and writes the values of one dataclass, without its payload.
 
     Raises:
         TypeError: If a field is annotated with a type that has no form on the wire: a bug in the message list.
@@ -171,7 +171,7 @@ def island_id(value: Any) -> str:
 
 
 def address(value: Any) -> str:
-    """Returns ``value`` if it can stand in ``sender`` or ``to``; raises :class:`Unfit` otherwise."""
+    """Returns ``value`` if it is a valid ``sender`` or ``to``; raises :class:`Unfit` otherwise."""
     if type(value) is not str or not _ADDRESS.fullmatch(value):
         raise Unfit(value, "an id, join: with a nonce, standby: or observer: with a name, aggregator or broker")
     return value

@@ -1,4 +1,4 @@
-"""The small files of a model's directory: all but weights, such as configuration and tokenizer. Pure.
+"""The small files of a model directory, such as configuration and tokenizer; no weights. Pure.
 
 An island that begins a run brings them, 32 MB at most, packed as one msgpack map of name and bytes (PROTOCOL.md,
 ``files_part``). Names are plain relative paths. What a peer sends is checked again, and weights are never among it.
@@ -15,7 +15,7 @@ import xxhash
 from broker.wire.messages import Codec, Encoded, Payload
 
 MOST_BYTES, MOST_FILES = 32 << 20, 1024
-#: Bytes of a part on the wire, but for the last; so many parts hold all that is allowed, with its names.
+#: Bytes of a part on the wire, except the last; and the most parts, enough for the largest files with names.
 PART_BYTES = 1 << 20
 MOST_PARTS = MOST_BYTES // PART_BYTES + 1
 WEIGHTS = (
@@ -30,7 +30,7 @@ _PART = re.compile(r"[^\x00-\x1f\x7f\\/:.][^\x00-\x1f\x7f\\/:]*")
 
 
 def flaw_in(sizes: Mapping[str, int]) -> str:
-    """Says why files of these names and bytes cannot be the small files of a model; empty if they can."""
+    """Returns why files with these names and sizes are refused; empty if they are fine."""
     if len(sizes) > MOST_FILES:
         return f"has {len(sizes)} files, more than {MOST_FILES}: move what is no part of the model elsewhere"
     for name in sizes:
@@ -47,13 +47,13 @@ def flaw_in(sizes: Mapping[str, int]) -> str:
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """Returns files as one run of bytes, the same for the same files."""
+    """Returns files packed into bytes, the same for the same files."""
     packed: bytes = msgpack.packb(dict(sorted(files.items())))
     return packed
 
 
 def unpack(packed: bytes) -> dict[str, bytes]:
-    """Returns what :func:`pack` was given, checked.
+    """Returns the files of packed bytes, checked; the inverse of :func:`pack`.
 
     Raises:
         ValueError: It is no such thing, or breaks a rule of :func:`flaw_in`.
@@ -70,12 +70,12 @@ def unpack(packed: bytes) -> dict[str, bytes]:
 
 
 def digest_of(packed: bytes) -> str:
-    """Returns 32 hex digits that name packed files."""
+    """Returns the digest of packed files, 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(packed)
 
 
 def packed_for_wire(files: Mapping[str, bytes]) -> Packed:
-    """Returns files cut into parts of one buffer each, called float32 though its bytes are of any kind."""
+    """Returns files cut into parts of one buffer each, labelled float32 whatever the bytes are."""
     if not files:
         return NO_FILES
     packed = pack(files)
@@ -88,5 +88,5 @@ def packed_for_wire(files: Mapping[str, bytes]) -> Packed:
 
 
 def joined(parts: Sequence[Payload], size: int) -> bytes:
-    """Returns the first ``size`` bytes of parts in their order."""
+    """Returns the joined parts, cut to ``size`` bytes."""
     return b"".join(bytes(each.data) for part in parts for each in part)[:size]

@@ -1,4 +1,4 @@
-"""Tensors as bytes: encoding, decoding, and what can be checked without a full-size temporary.
+"""Tensors as bytes: encoding, decoding, and checks without a full-size temporary.
 
 Pure, and careful with memory: every needless pass or copy of a model costs as much as a network hop. Elements are
 little-endian on the wire, as they are in the memory of every host JAX runs on.
@@ -60,7 +60,7 @@ def encode_tensor(array: Float32Array, codec: Codec) -> Encoded:
     if codec.blockwise:
         data = quantise(np.asarray(array, order="C").reshape(-1), codec).data
     else:
-        # What is not finite is for the receiver to find and refuse, no reason for a warning.
+        # The receiver finds and refuses values that are not finite: no reason for a warning.
         with np.errstate(over="ignore", invalid="ignore"):
             written = np.asarray(array, dtype=_WIRE_DTYPE[codec], order="C")  # ascontiguousarray would reshape scalars
         data = _bytes_of(written)
@@ -68,7 +68,7 @@ def encode_tensor(array: Float32Array, codec: Codec) -> Encoded:
 
 
 def encode_vector(vector: Float32Array, shapes: Sequence[tuple[int, ...]], codec: Codec) -> tuple[Encoded, ...]:
-    """Returns the tensors that lie side by side in a contiguous vector; ``f32`` buffers are views of it."""
+    """Returns the encoded tensors of a contiguous vector; ``f32`` buffers are views of it."""
     encoded, start = [], 0
     for shape in shapes:
         stop = start + math.prod(shape)
@@ -78,7 +78,7 @@ def encode_vector(vector: Float32Array, shapes: Sequence[tuple[int, ...]], codec
 
 
 class Elements:
-    """The ``size`` elements of an encoded tensor as float32, a range at a time, read where the bytes lie.
+    """The elements of an encoded tensor as float32, decoded a range at a time without a copy of the bytes.
 
     Raises:
         LocalProtocolError: If the bytes are not as many as the shape takes; the codec refuses such buffers.
@@ -100,7 +100,7 @@ class Elements:
             self._plain = np.frombuffer(encoded.data, _WIRE_DTYPE[encoded.codec])
 
     def read(self, start: int, scratch: Float32Array) -> Float32Array:
-        """Returns the elements from ``start`` on, as many as ``scratch``, flat float32 in the cache, holds.
+        """Returns the elements from ``start`` on, as many as fit into ``scratch``, flat float32.
 
         Returns:
             With ``f32`` a read-only view of the bytes, perhaps unaligned; otherwise ``scratch``, filled.
@@ -133,7 +133,7 @@ def decode_tensor(encoded: Encoded) -> Float32Array:
 
 
 def decode_into(encoded: Encoded, out: Float32Array) -> None:
-    """Writes the tensor into ``out``: contiguous float32, flat or in its shape: a slice of a vector.
+    """Writes the tensor into ``out``, contiguous float32, flat or in the tensor's shape.
 
     Raises:
         LocalProtocolError: If ``out`` has another dtype or size, or is not contiguous.
@@ -208,11 +208,11 @@ def check_payload(
 def difference(
     exact: Float32Array, base: Float32Array, shapes: Sequence[tuple[int, ...]], codec: Codec
 ) -> tuple[Encoded, ...]:
-    """Returns ``exact - base``, rounded by ``codec``; ``base`` is the version that receivers have.
+    """Returns ``exact - base``, rounded by ``codec``; ``base`` is the receivers' version.
 
     Both are float32 [elements of the fragment], tensors of these shapes in manifest order.
     """
-    # Two finite values may lie too far apart for float32: whoever adds what comes of it finds that out.
+    # The difference of two finite values may exceed float32; the sum with the base shows it.
     with np.errstate(over="ignore", invalid="ignore"):
         return encode_vector(np.subtract(exact, base), shapes, codec)
 
@@ -235,7 +235,7 @@ def added(base: Float32Array, payload: Sequence[Encoded]) -> Float32Array:
 
 
 def fragment_digest(*parts: Float32Array) -> str:
-    """Returns the name of a fragment's content: xxh3_128 of its float32 bytes, 32 hex digits.
+    """Returns the digest of a fragment's content: xxh3_128 of its float32 bytes, 32 hex digits.
 
     It is the same for the fragment as one vector, and for its tensors one by one in manifest order.
 
@@ -251,5 +251,5 @@ def fragment_digest(*parts: Float32Array) -> str:
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    """Returns the memory of a contiguous array; by way of uint8, as bf16 has no buffer format of its own."""
+    """Returns the memory of a contiguous array, viewed as uint8, since bf16 has no buffer format."""
     return array.reshape(-1).view(np.uint8).data

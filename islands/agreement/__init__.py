@@ -1,1 +1,1 @@
-"""The agreement of an island's hosts: what all of them do at the same step. Pure."""
+"""How the hosts of an island agree to do the same at the same step. Pure."""

@@ -1,4 +1,4 @@
-"""A host's promise not to train past a step before it knows what happens there. Pure.
+"""A host's promise to stop before a step until the plan for it is decided. Pure.
 
 The speaker (:mod:`islands.agreement.speaker_rules`) proposes a plan for the boundary after some step. A host whose
 training has not come there yet promises to stop at that boundary until the plan is decided, and keeps the promise on
@@ -39,7 +39,7 @@ STAGES = Transitions(
 
 
 class Gate:
-    """One plan at a time, and the boundary at which it is carried out.
+    """Holds one plan at a time, and the step boundary at which it is carried out.
 
     Attributes:
         entered: The last boundary that training has come to.
@@ -67,7 +67,7 @@ class Gate:
         return True
 
     def decide(self, number: int, *, fixed: bool) -> None:
-        """The plan will be carried out on every host, or on none."""
+        """Takes the decision on the plan: every host carries it out, or none does."""
         if number != self.number or self._doing.stage is not Stage.PROMISED:
             return  # it was this host that said no
         if fixed:
@@ -78,13 +78,13 @@ class Gate:
     # --- the training thread ----------------------------------------------------------------------------------
 
     def enter(self, step: int) -> bool:
-        """Training has come to the boundary after ``step``; returns whether there may be something to do."""
+        """Notes that training is at the boundary after ``step``; returns whether a plan may be due there."""
         self.entered = step
         return self.step is not None and step >= self.step
 
     @property
     def undecided(self) -> bool:
-        """True if training must wait at its boundary: its plan is neither fixed nor abandoned yet."""
+        """Returns True if training must wait at its boundary, for the decision on a plan."""
         return self.step is not None and self.entered >= self.step and self._doing.stage is Stage.PROMISED
 
     def take(self) -> Plan | None:

@@ -28,7 +28,7 @@ from islands.arrays.regions import HeldTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A version is placed beside the parameters: what a host says, and what a plan may name then."""
+    """A version that a host has placed beside its parameters; plans may name it from then on."""
 
     fragment_id: int
     fragment_version: int
@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLeaf:
-    """One leaf of the optimizer's state, or of the local parameters: ``regions`` in as many buffers.
+    """One leaf of the optimizer's state, or of the local parameters: one buffer for each of ``regions``.
 
     No regions: the buffer is all of it; ``shape`` is that of the whole leaf.
     """
@@ -80,7 +80,7 @@ class StateLeaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A host is there: what it trains."""
+    """A host introduces itself and names its tensors and regions."""
 
     token: str
     tensors: tuple[HeldTensor, ...]
@@ -125,7 +125,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
-    """The speaker is alive; copies that were older when it had seen so many boundaries are needed no more."""
+    """The speaker is alive; hosts may drop copies older than its first ``after`` boundaries."""
 
     after: int
 
@@ -140,11 +140,11 @@ class Mistaken:
 
     @classmethod
     def of(cls, error: ConfigError) -> Mistaken:
-        """Returns an error as what is said of it."""
+        """Returns the message that tells other hosts of an error."""
         return cls(field=error.field, value=str(error.value), cure=error.cure)
 
     def error(self) -> ConfigError:
-        """Returns the error."""
+        """Returns the error that a host raises on this message."""
         return ConfigError(self.field, self.value, self.cure)
 
 
@@ -181,7 +181,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """An order to carry this plan out while training stands still on all hosts, before or after it."""
+    """An order to carry out a plan while no host trains: before the first step or after the last one."""
 
     after: int
     plan: Plan
@@ -225,7 +225,7 @@ class SendPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenParts:
-    """An order: of what was encoded for a fragment, only these ranges may be asked for again."""
+    """An order: keep only these ranges of a fragment's encoded parts, for sending again."""
 
     after: int
     fragment_id: int
@@ -245,7 +245,7 @@ class PrepareRegions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """The optimizer's state to begin with, one buffer for each region asked for; no leaves: a fresh one."""
+    """The first state of the optimizer, one buffer for each region asked for; without leaves it is fresh."""
 
     source: StateSource
     incarnation: int
@@ -258,14 +258,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Hand over through the broker at this place of the configuration."""
+    """An order: send contributions through the broker at this position of the configured list."""
 
     broker: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """An order: what :meth:`islands.Island.close` waits for has come."""
+    """An order: :meth:`islands.Island.close` may return."""
 
     after: int
     delivered: bool
@@ -277,7 +277,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodbye:
-    """A host leaves; ``ended``: as all of them do, and not in the middle of training."""
+    """A host leaves; ``ended``: with all others at the end of training."""
 
     reason: str
     ended: bool
@@ -306,7 +306,7 @@ HostMessage = (
     | Ending
     | Goodbye
 )
-#: Those that a host carries out in turn.
+#: The orders that a host carries out one after the other.
 Order = Alive | Standing | EncodeRegions | CaptureRegions | SendPart | OpenParts | PrepareRegions | Ending
 
 _RECORDS = {cls.__name__: Record(cls) for cls in HostMessage.__args__}
@@ -326,7 +326,7 @@ def unpacked(frames: Sequence[Buffer]) -> tuple[Any, tuple[memoryview, ...]]:
     """Returns a message and its buffers, as views of what came.
 
     Raises:
-        ValueError: It is none. TypeError, KeyError, those of msgpack and of the schema: likewise.
+        ValueError, TypeError, KeyError, and errors of msgpack and of the schema: It is no message.
     """
     name, body = msgpack.unpackb(frames[0])
     return _RECORDS[name].read(body), tuple(memoryview(frame) for frame in frames[1:])

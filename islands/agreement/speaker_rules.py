@@ -1,4 +1,4 @@
-"""The speaker of an island: has all hosts do the same at the same step. Pure.
+"""The speaker's side of plans: all hosts do the same at the same step. Pure.
 
 An island of several hosts runs one training step on all of them together. What happens between two steps (a version is
 installed, a fragment is copied, the data change, training ends) must happen between the same two on every host, or they
@@ -20,15 +20,15 @@ from enum import StrEnum
 from broker.base.transitions import Staged, Transitions
 from islands.agreement.messages import Answer, Decision, Plan, Proposal
 
-#: Steps ahead besides those that answers take: the least and the most.
+#: Margin in steps between a proposal and its boundary, beyond the time of answers: least and most.
 LEAST_MARGIN, MOST_MARGIN = 2, 256
-#: So many plans that went well take away one step of the margin.
+#: Successful plans in a row after which the margin shrinks by a step.
 CALM = 8
-#: Of the moving average of what answers take.
+#: Weight of the old value in the moving average of answer times.
 MEMORY = 0.8
 #: Seconds without a word from a host after which it counts as lost.
 LOST_S = 5.0
-#: A step time that is not known yet.
+#: Step time assumed until one is measured, in seconds.
 UNKNOWN_STEP_S = 0.05
 
 
@@ -52,7 +52,7 @@ STAGES = Transitions(
 
 
 class Speaker:
-    """The plans of one island, one at a time.
+    """Proposes and decides the plans of one island, one at a time.
 
     Args:
         hosts: How many there are; the speaker is host 0 and votes like the others.
@@ -73,11 +73,11 @@ class Speaker:
 
     @property
     def stage(self) -> Stage:
-        """Returns the stage of the plan."""
+        """Returns the stage of the current plan."""
         return self._doing.stage
 
     def propose(self, plan: Plan, step_time_s: float | None, now_s: float) -> Proposal:
-        """Returns a plan's proposal, for every host; only while there is no other one.
+        """Returns the proposal of a plan, to send to every host; only one plan may be under way.
 
         Args:
             plan: What to do.
@@ -114,12 +114,12 @@ class Speaker:
         return Decision(number=self._number, fixed=fixed)
 
     def heard(self, host: int, at: int, now_s: float) -> None:
-        """A host has come to the boundary after step ``at``; the plan is over when all are past its step."""
+        """Notes that a host is at the boundary after step ``at``; ends the plan once all are past its step."""
         self._heard_s[host] = now_s
         self._at[host] = max(self._at[host], at)
         if self.stage is Stage.FIXED and min(self._at.values()) >= self._step:
             self._doing.take("carried out")
 
     def lost(self, now_s: float) -> tuple[int, ...]:
-        """Returns the hosts that have said nothing for so long that the island is lost with them."""
+        """Returns the hosts that were silent for too long; the island is lost with them."""
         return tuple(host for host, heard_s in self._heard_s.items() if now_s - heard_s > LOST_S)

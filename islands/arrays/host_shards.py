@@ -42,7 +42,7 @@ class Held:
 
 
 def devices_by_region(leaf: jax.Array) -> dict[Region, tuple[jax.Device, ...]]:
-    """Returns the regions of an array that are on this host, in order, each with the devices that have it."""
+    """Returns this host's regions of an array, in order, each with the devices that hold it."""
     shape = tuple(leaf.shape)
     found: dict[Region, list[jax.Device]] = {}
     for device, index in leaf.sharding.addressable_devices_indices_map(shape).items():
@@ -51,7 +51,7 @@ def devices_by_region(leaf: jax.Array) -> dict[Region, tuple[jax.Device, ...]]:
 
 
 def held_tensors(tensors: Sequence[TensorSpec], leaves: Mapping[str, Any]) -> tuple[HeldTensor, ...]:
-    """Returns tensors, each with the regions of its leaf that are on this host.
+    """Returns tensors, each with this host's regions of its leaf.
 
     Raises:
         ConfigError: A leaf is no JAX array.
@@ -67,7 +67,7 @@ def held_tensors(tensors: Sequence[TensorSpec], leaves: Mapping[str, Any]) -> tu
 
 
 class HostPlacement:
-    """The regions of a list of leaves that are on one host, with the functions that copy and replace them.
+    """This host's regions of a list of leaves, with the functions that copy and replace them.
 
     Args:
         leaves: JAX arrays; their shardings, shapes and dtypes count, their values do not.
@@ -91,7 +91,7 @@ class HostPlacement:
         self.parts = Parts([(each.leaf, each.region) for each in self.regions], ours)
 
     def check(self, leaves: Sequence[Any]) -> None:
-        """Compares shardings with those of the join, by which hosts share out the tensors for the whole run.
+        """Compares shardings with those of the join, which fix for the whole run the regions of each host.
 
         Raises:
             ConfigError: A leaf has another one: other regions of it are on this host, or on other devices.
@@ -105,7 +105,7 @@ class HostPlacement:
             raise ConfigError(f"params {name}", f"an array that is spread as {_spec(now)}", cure)
 
     def before(self, leaves: Sequence[jax.Array], placed: object = ()) -> tuple[jax.Array, ...]:
-        """Returns the array of each region, as it is on its first device: an installation replaces it.
+        """Returns each region's array on its first device; an installation replaces these arrays.
 
         Raises:
             ConfigError: See :meth:`check`.
@@ -116,7 +116,7 @@ class HostPlacement:
         return tuple(on[each.leaf, each.devices[0]] for each in self.regions)
 
     def values(self, leaves: Sequence[Any]) -> list[Array]:
-        """Returns the elements of each region on the host, of leaves that may be whole; waits for devices."""
+        """Returns the elements of each region as numpy arrays; leaves may be whole; waits for devices."""
         if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
             self.check(leaves)
         return [part_to_host(leaves[each.leaf], each.region, each.devices[0]) for each in self.regions]
@@ -128,7 +128,7 @@ class HostPlacement:
         return on_each_device(copy_here, self.before(leaves))
 
     def place(self, values: Sequence[Array], keep: float) -> list[tuple[jax.Array, ...]]:
-        """Puts what is to be installed beside the shards; not for the training thread.
+        """Puts the values to install beside the shards; not for the training thread.
 
         Args:
             values: Of each region.
@@ -175,14 +175,14 @@ class HostPlacement:
         return {leaf: put(persistence.positions(movements[i]), None) for leaf, i in self._sampled().items()}
 
     def _sampled(self) -> dict[int, int]:
-        """Returns leaf -> number of its region, for the largest regions on the first device here."""
+        """Returns leaf -> number of its region, for the largest regions on this host's first device."""
         first = min((device for each in self.regions for device in each.devices), key=lambda device: device.id)
         here = [i for i, each in enumerate(self.regions) if first in each.devices and each.region.shape]
         largest = sorted((i for i in here if self.regions[i].region.size), key=lambda i: -self.regions[i].region.size)
         return {self.regions[i].leaf: i for i in sorted(largest[: persistence.TENSORS])}
 
     def warm_up(self, leaves: Sequence[jax.Array], keep: float) -> None:
-        """Compiles what the training thread will call, so that no step waits for it."""
+        """Compiles the computations of the training thread in advance, so that no step waits for them."""
         self.copy(leaves)
         regions = {leaf: self.regions[i].region for leaf, i in self._sampled().items()}
         counts = [(len(each.shape), persistence.num_positions(each.size)) for each in regions.values()]
@@ -196,6 +196,6 @@ class HostPlacement:
 
 
 def _spec(sharding: Any) -> str:
-    """Returns what people call a sharding: its partition, and the mesh, which may differ alone."""
+    """Returns a sharding in words: its partition and its mesh."""
     spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
     return str(sharding) if spec is None else f"{spec} on {dict(mesh.shape) if mesh is not None else sharding}"

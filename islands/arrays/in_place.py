@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A host's part of a tensor that several share.
+    """One host's part of a tensor that is spread over several hosts.
 
     Attributes:
         shape: Of the whole tensor.
@@ -51,15 +51,15 @@ class InPlaceLeaf(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """The shape of the whole tensor."""
 
     @property
     def part(self) -> Part | None:
-        """This host's part of it; None: it is whole here."""
+        """This host's part of the tensor; None if all of it is here."""
         return None
 
     def processes(self) -> tuple[int, int, Callable[[bytes], bytes]] | None:
-        """Returns this process's number, how many train the model together, and the broadcast of number 0.
+        """Returns this process's rank, the number of processes, and the broadcast from rank 0.
 
         None if this process alone trains the model.
         """
@@ -77,15 +77,15 @@ class InPlaceLeaf(ABC):
 
     @abstractmethod
     def copies(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
-        """Returns copies of leaves of this sort, of the values that they have until the optimizer's next step."""
+        """Returns copies of leaves of this type, with their values before the optimizer's next step."""
 
     @abstractmethod
     def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
-        """Returns copies, in the placed room, of leaves of this sort that are about to be written to."""
+        """Returns copies of leaves that are about to be overwritten, in memory that :meth:`place` reserved."""
 
     @abstractmethod
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
-        """Writes ``keep * leaf + placed`` into leaves of this sort, or ``placed`` itself with ``keep = 0``."""
+        """Writes ``keep * leaf + placed`` into leaves of this type, or ``placed`` itself with ``keep = 0``."""
 
     @abstractmethod
     def place(self, value: Array, *, room: bool = True) -> Any:
@@ -102,7 +102,7 @@ class InPlaceLeaf(ABC):
 
     @abstractmethod
     def sample(self, positions: Any) -> InPlaceLeaf:
-        """Returns a copy of a few elements, at what :meth:`place_positions` returned."""
+        """Returns a copy of a few elements, at the positions from :meth:`place_positions`."""
 
     @abstractmethod
     def to_host(self) -> Array:
@@ -114,11 +114,11 @@ class InPlaceLeaf(ABC):
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> InPlaceLeaf:
-        """Returns some rows of the first axis as a leaf: what is written into them is written into the tensor."""
+        """Returns some rows of the first axis as a leaf; writing to it writes to the tensor."""
 
 
 class InPlaceState(ABC):
-    """An inner optimizer's state that changes in place, as a tree when one is asked for.
+    """The state of an inner optimizer that changes in place; :meth:`tree` shows it as a tree.
 
     Most optimizers make their state in the first step. So its form must be known without it: a checkpoint is restored
     before.
@@ -126,15 +126,15 @@ class InPlaceState(ABC):
 
     @abstractmethod
     def form(self) -> Any:
-        """Returns the tree that a trained state has; only names, sorts and shapes of its leaves count."""
+        """Returns the tree of a trained state; only names, types and shapes of its leaves count."""
 
     @abstractmethod
     def tree(self) -> Any:
-        """Returns the tree that the state is now."""
+        """Returns the current state as a tree."""
 
     @abstractmethod
     def load(self, tree: Any) -> None:
-        """Takes over a tree of that form."""
+        """Replaces the state by a tree of the same form."""
 
 
 def rows_of(leaf: InPlaceLeaf, start: int, stop: int) -> InPlaceLeaf:
@@ -143,13 +143,13 @@ def rows_of(leaf: InPlaceLeaf, start: int, stop: int) -> InPlaceLeaf:
 
 
 def with_rows(leaf: InPlaceLeaf, sections: Sequence[tuple[int, InPlaceLeaf]]) -> InPlaceLeaf:
-    """Returns the leaf: its sections were written into it."""
+    """Returns the leaf itself: writing to its sections has already changed it."""
     del sections
     return leaf
 
 
 def is_in_place(leaf: Any) -> TypeGuard[InPlaceLeaf]:
-    """Returns True if a leaf is written to in place, as in PyTorch, and is no array that is replaced."""
+    """Returns True if a leaf is written to in place, as in PyTorch, and not replaced by a new array."""
     return isinstance(leaf, InPlaceLeaf)
 
 
@@ -172,19 +172,19 @@ class InPlacePlacement:
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """Of what is here."""
+        """The dtypes of this host's parts."""
         return tuple(leaf.dtype for leaf in self._leaves)
 
     def values(self, leaves: Sequence[InPlaceLeaf]) -> list[Array]:
-        """Returns what is here as arrays of numpy; waits for devices."""
+        """Returns this host's parts as numpy arrays; waits for devices."""
         return [leaf.to_host() for leaf in self._of(leaves)]
 
     def copy(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
-        """Returns copies that stay valid when the originals are written to by the optimizer."""
+        """Returns copies that stay valid when the optimizer writes to the originals."""
         return self._leaves[0].copies(self._of(leaves)) if self._leaves else []
 
     def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
-        """Returns copies of what an installation is about to replace."""
+        """Returns copies of the values that an installation is about to replace."""
         return self._leaves[0].before(self._of(leaves), placed) if self._leaves else []
 
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> list[InPlaceLeaf]:
@@ -194,7 +194,7 @@ class InPlacePlacement:
         return list(leaves)
 
     def place(self, values: Sequence[Array], keep: float) -> list[Any]:
-        """Puts what is to be installed beside the parameters; not for the training thread.
+        """Puts the values to install beside the parameters; not for the training thread.
 
         Args:
             values: From :meth:`islands.arrays.reference.Reference.shift`; not written to afterwards.
@@ -215,7 +215,7 @@ class InPlacePlacement:
         return {self._numbers[i]: positions for i, positions in placed.items()}
 
     def warm_up(self, leaves: Sequence[InPlaceLeaf], keep: float) -> None:
-        """Makes one copy: there is nothing to compile, but a device's libraries are loaded with the first use."""
+        """Makes one copy: nothing is compiled, but the first use loads a device's libraries."""
         self.copy(leaves)
 
     def _of(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
@@ -223,5 +223,5 @@ class InPlacePlacement:
 
 
 def region_here(leaf: InPlaceLeaf) -> Region:
-    """Returns the region of a leaf that is on this host."""
+    """Returns the region of a leaf on this host."""
     return whole(leaf.shape) if leaf.part is None else leaf.part.region

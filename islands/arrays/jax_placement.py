@@ -24,7 +24,7 @@ from islands.arrays.regions import Spread, owners, part_of, region_of
 
 Array = npt.NDArray[Any]
 
-#: Where arrays go to the host through pinned memory, from so many bytes: smaller ones are there at once anyway.
+#: Arrays of at least this many bytes go to the host through pinned memory; smaller ones are quick anyway.
 PINNED_ON, PINNED_FROM = "gpu", 1 << 20
 
 
@@ -61,13 +61,13 @@ class Together:
 
 
 def _beside(leaf: jax.Array, shift: jax.Array) -> jax.Array:
-    """Returns a shift in the sharding of its leaf, which a train step may have changed meanwhile."""
+    """Returns a shift in its leaf's sharding, which a train step may have changed meanwhile."""
     alike = shift.sharding == leaf.sharding or shift.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
     return shift if alike else jax.device_put(shift, leaf.sharding)
 
 
 def copy_here(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Copies arrays by one computation: for what is on one device."""
+    """Copies arrays on one device by one computation."""
     copies: list[jax.Array] = _copies(leaves)[0]
     return copies
 
@@ -94,7 +94,7 @@ def _counted(leaf: jax.Array) -> jax.Array:
 def _by_device(
     call: Callable[..., list[jax.Array]], leaves: list[jax.Array], *more: list[jax.Array]
 ) -> list[jax.Array]:
-    """Calls a function of lists of arrays for each device by itself; the results are where ``leaves`` are.
+    """Calls a function of lists of arrays once per device; results get the shardings of ``leaves``.
 
     Args:
         call: Jitted, elementwise.
@@ -147,7 +147,7 @@ def rows_of(leaf: jax.Array, start: int, stop: int) -> jax.Array:
 
 
 def with_rows(leaf: jax.Array, sections: Sequence[tuple[int, jax.Array]]) -> jax.Array:
-    """Dispatches a copy of ``leaf`` with some rows replaced, in its own place.
+    """Dispatches a copy of ``leaf`` with some rows replaced, on the same devices.
 
     Args:
         leaf: As it was.
@@ -168,7 +168,7 @@ def _is_spread(leaf: jax.Array) -> bool:
 
 
 def _by_rows(leaf: jax.Array) -> bool:
-    """Returns whether an array is sharded along its first axis: then no device has all rows of a section."""
+    """Returns whether an array is sharded along its first axis, so that no device has whole sections."""
     return _is_spread(leaf) and leaf.sharding.shard_shape(leaf.shape)[0] != leaf.shape[0]
 
 
@@ -183,7 +183,7 @@ def _without_rows(leaf: jax.Array) -> Any:
 
 @functools.cache
 def _slicer(start: int, stop: int, sharding: Any) -> Callable[..., list[jax.Array]]:
-    """Returns jitted slicing of arrays that are together; ``sharding``: of the results, None if implied."""
+    """Returns a jitted function that slices arrays on the same devices; results get ``sharding`` if given."""
 
     def rows(leaves: list[jax.Array]) -> list[jax.Array]:
         return [jax.lax.slice_in_dim(leaf, start, stop) for leaf in leaves]
@@ -193,7 +193,7 @@ def _slicer(start: int, stop: int, sharding: Any) -> Callable[..., list[jax.Arra
 
 @functools.cache
 def _updater(starts: tuple[int, ...], sharding: Any) -> Callable[..., list[jax.Array]]:
-    """Returns jitted replacement of rows in arrays that are together; ``sharding`` as in :func:`_slicer`."""
+    """Returns a jitted function that replaces rows of arrays on the same devices, as in :func:`_slicer`."""
 
     def update(leaves: list[jax.Array], *sections: list[jax.Array]) -> list[jax.Array]:
         for start, column in zip(starts, sections, strict=True):
@@ -216,7 +216,7 @@ def sampled_region(sharding: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def first_shard(leaf: jax.Array) -> jax.Array:
-    """Returns the shard that is sampled: of what is on several devices, that of the first one here."""
+    """Returns the shard to sample: the one on this host's first device."""
     if len(leaf.sharding.device_set) == 1:
         return leaf
     shard: jax.Array = _in_order(leaf)[0].data
@@ -275,7 +275,7 @@ def put(value: Array | jax.Array, sharding: Any, *, weak: bool = False) -> jax.A
 
 
 def _into(like: jax.Array, value: Any) -> jax.Array:
-    """Returns the elements of ``value`` with the type of ``like``, also where that is weak."""
+    """Returns the elements of ``value`` with the dtype of ``like``, weakly typed if ``like`` is."""
     return like.at[...].set(value)
 
 
@@ -300,7 +300,7 @@ def to_host(leaf: jax.Array) -> Array:
 
 
 def _fetched(array: jax.Array) -> Array:
-    """Returns what is on one device; waits until it is computed.
+    """Returns the elements of arrays on one device; waits until they are computed.
 
     From a GPU to memory that is not pinned JAX copies at 1.4 GB/s, and what the loop itself reads, such as its loss,
     waits behind that (docs/accelerators.md).
@@ -312,7 +312,7 @@ def _fetched(array: jax.Array) -> Array:
 
 
 def here(leaf: jax.Array) -> Array | Spread:
-    """Returns what of an array is on this host: all of it, or some regions; waits until they are computed.
+    """Returns this host's part of an array: all of it, or some regions; waits until they are computed.
 
     Raises:
         ConfigError: If the array was donated after it was handed to the island.
@@ -326,7 +326,7 @@ def here(leaf: jax.Array) -> Array | Spread:
 
 
 def owned(leaf: jax.Array) -> tuple[Region, ...] | None:
-    """Returns the regions this host hands over, which no earlier host has; None: the array is whole here."""
+    """Returns the regions that this host hands over, since no earlier host has them; None if it has all."""
     if leaf.is_fully_addressable or leaf.is_fully_replicated:
         return None
     shape, by_host = tuple(leaf.shape), dict[int, list[Region]]()
@@ -338,7 +338,7 @@ def owned(leaf: jax.Array) -> tuple[Region, ...] | None:
 
 
 def part_to_host(leaf: Any, region: Region, device: jax.Device) -> Array:
-    """Returns the elements of a region on ``device``, of an array perhaps whole here; waits for them."""
+    """Returns the elements of a region on ``device``; waits until they are computed."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.asarray(leaf)[region.slices]
     _check_alive(leaf)
@@ -352,7 +352,7 @@ def _check_alive(leaf: jax.Array) -> None:
 
 
 def from_host(value: Array | Spread, like: jax.Array) -> jax.Array:
-    """Returns ``value`` with the dtype and in the place of ``like``."""
+    """Returns ``value`` with the dtype and sharding of ``like``."""
     sharding = like.sharding if like.committed else None
     if not like.is_fully_addressable:
         return _spread(value, like)
@@ -364,7 +364,7 @@ def from_host(value: Array | Spread, like: jax.Array) -> jax.Array:
 
 
 def _spread(value: Array | Spread, like: jax.Array) -> jax.Array:
-    """Returns an array over several hosts, of which each places what is on its devices."""
+    """Returns an array spread over several hosts; each host places the elements of its own devices."""
     shape, shards = tuple(like.shape), []
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         assert not isinstance(value, Spread), "random keys are whole on every host"

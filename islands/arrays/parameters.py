@@ -24,7 +24,7 @@ MOST_LOOKS = 16
 
 
 class Parameters:
-    """The caller's tree as fragments, read in microseconds: ways to the leaves are settled once.
+    """The caller's tree as fragments, read in microseconds: the path to each leaf is found once.
 
     Of a leaf that the run has cut, a fragment has some rows. They are views in numpy, and small copies under JAX; they
     go back into a new leaf. Nothing else in an island knows of it.
@@ -62,7 +62,7 @@ class Parameters:
         self.frozen = (*(n for n, tensor in manifest.whole.items() if tensor.kind is Kind.FROZEN), *self.base)
 
     def check(self, params: Tree) -> None:
-        """Compares every leaf with those of the join; other containers of the same leaves are as good.
+        """Compares every leaf with the join; containers may differ.
 
         Raises:
             ConfigError: If there are more or fewer, or one of them has another shape or dtype.
@@ -76,7 +76,7 @@ class Parameters:
             self._form, self._ways = form, _ways_to(params, self._names.name_of_leaf)
 
     def check_form(self, params: Tree) -> None:
-        """Compares the structure with that of the join, wherever a boundary reads or replaces something.
+        """Compares the tree's structure with the join, at each boundary that reads or replaces something.
 
         Raises:
             ConfigError: If there are leaves more or fewer.
@@ -95,7 +95,7 @@ class Parameters:
         return self._read(params, self._fragments[fragment_id])
 
     def are_computed_now(self, params: Tree) -> bool:
-        """Returns whether a device still computes the parameters, which JAX hands out before they are there."""
+        """Returns whether a device still computes the parameters: JAX returns arrays before they are ready."""
         if self._in_place:
             return False
         first = self._found(params, [self._whole(names[0]) for names in self._fragments])
@@ -106,11 +106,11 @@ class Parameters:
         return tuple(self._whole(self._fragments[fragment_id][i]) for i in numbers)
 
     def _whole(self, name: str) -> str:
-        """Returns the name of the leaf that a section is of, or the name of a leaf that was not cut."""
+        """Returns the name of the leaf that a section belongs to; a whole leaf's name stays."""
         return self._rows[name].tensor if name in self._rows else name
 
     def of_none(self, params: Tree) -> list[Leaf]:
-        """Returns the leaves that are in no fragment, in the order of ``local``."""
+        """Returns the leaves outside all fragments, in the order of ``local``."""
         return self.of_names(params, self.local)
 
     def replace(self, params: Tree, fragments: Mapping[int, Sequence[Leaf]]) -> Tree:
@@ -134,12 +134,12 @@ class Parameters:
         return self._names.replace(params, changed)
 
     def warm_up(self, params: Tree, fragment_id: int, leaves: Sequence[Leaf]) -> None:
-        """Compiles what puts the sections of a fragment back; nothing where none of its leaves was cut."""
+        """Compiles the replacement of a fragment's sections; does nothing if none of its leaves was cut."""
         if not self._rows.keys().isdisjoint(self._fragments[fragment_id]):
             self.replace(params, {fragment_id: leaves})
 
     def replace_local(self, params: Tree, leaves: Sequence[Leaf]) -> Tree:
-        """Returns the tree with the leaves that are in no fragment replaced."""
+        """Returns the tree with the leaves outside all fragments replaced."""
         return self._names.replace(params, dict(zip(self.local, leaves, strict=True)))
 
     def _read(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
@@ -191,7 +191,7 @@ def _follow(way: Way, node: Any) -> Any:
 
 
 def _ways_to(params: Tree, names: Sequence[str]) -> dict[str, Way] | None:
-    """Returns the way to each leaf; None where the tree shows none, and is flattened each time.
+    """Returns name -> path of each leaf; None if a path does not lead back to its leaf.
 
     ``names`` are those of all leaves, in the order of the tree. Following ways takes a tenth of the time of flattening
     the tree.
@@ -222,7 +222,7 @@ def _step(key: Any) -> Callable[[Any], Any]:
 
 
 def _plain_ways(node: Any, way: Way) -> Iterator[tuple[Way, Leaf]]:
-    """The same for a nest of plain containers, without JAX."""
+    """Returns the path to each leaf of nested plain containers, without JAX."""
     children = children_of(node)
     if children is None:
         yield way, node
@@ -233,7 +233,7 @@ def _plain_ways(node: Any, way: Way) -> Iterator[tuple[Way, Leaf]]:
 
 
 class Ties:
-    """Watches over tied leaves, one array in several places of the tree, for the first steps of a loop.
+    """Checks in the first steps of a loop that tied leaves stay one array.
 
     The run has such leaves once (:class:`islands.arrays.tree.TreeNames`), and reads the first place. That is right for
     weights that a loop ties, and wrong where one array was used twice in making a tree, such as one of zeros for every
@@ -253,13 +253,13 @@ class Ties:
         self._places = dict.fromkeys(places, 0)  # those that nothing has moved yet -> digest of their bits
 
     def begin(self, params: Tree) -> None:
-        """Takes note of what training begins with; waits for a device."""
+        """Notes the tied leaves before training; waits for a device."""
         if self._places:
             leaves = [leaf for _, leaf in named_leaves(params)]
             self._places = {places: _digest(leaves[places[0]]) for places in self._places}
 
     def look(self, params: Tree) -> None:
-        """Compares what a step has made of them; waits for a device.
+        """Compares the tied leaves after a step; waits for a device.
 
         Raises:
             ConfigError: They are two parameters; names both.
@@ -281,7 +281,7 @@ class Ties:
 
 
 def _digest(leaf: Any) -> int:
-    """Returns a digest of the bits that are on this host."""
+    """Returns a digest of this host's bits of an array."""
     value = placement.here(leaf)
     digest = xxhash.xxh3_64()
     for part in value.parts.values() if isinstance(value, Spread) else [value]:

@@ -26,9 +26,9 @@ from broker.wire.fragments import Kind, TensorSpec, is_section
 from islands.arrays.tree import MIXED, TORCH, Tree, flatten, is_of_torch
 from islands.interface import arguments
 
-#: A kind for whoever joins: local, from a model that every island has on its own disk, and not to be moved by training.
+#: A kind for the join only: local, read from a model on every island's disk, and never trained.
 OF_BASE: Final = "base"
-#: Of a unit: below it a length and a direction say little, and the mean is as good.
+#: Elements of a unit below which length and direction say little, and the mean is as good.
 SMALLEST_RDA_ELEMENTS: Final = 1024
 
 #: Names of other frameworks have dots where ours have slashes: ``transformer.wte.weight``, ``bn1.running_mean``.
@@ -93,7 +93,7 @@ def tensor_specs(
 
 
 def describe_kinds(specs: tuple[TensorSpec, ...]) -> str:
-    """Returns the text that an island prints as it joins: tensors, elements and names of each kind."""
+    """Returns the text for the join: tensors, elements and names of each kind."""
     lines = []
     for kind in Kind:
         of_kind = [s for s in specs if s.kind is kind]
@@ -104,12 +104,12 @@ def describe_kinds(specs: tuple[TensorSpec, ...]) -> str:
 
 
 def is_trainable(leaf: Any) -> bool:
-    """Whether the array holds floating-point numbers, at least one; bfloat16 and smaller floats included."""
+    """Returns whether an array has floating-point elements, at least one; bfloat16 and smaller count."""
     return arguments.is_floating(leaf.dtype) and int(math.prod(leaf.shape)) > 0
 
 
 def _dtype_name(dtype: Any) -> str:
-    """Names a dtype as every island does, in whatever order this one has its bytes."""
+    """Returns the name of a dtype without its byte order, the same on every island."""
     return str(dtype if getattr(dtype, "isnative", True) else dtype.newbyteorder("="))
 
 
@@ -145,7 +145,7 @@ def _stacked_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def _resolve(field: str, patterns: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns name -> value of the first pattern found in it."""
+    """Returns name -> value of the first pattern that matches the name."""
     resolved: dict[str, Any] = {}
     for pattern, value in patterns.items():
         try:

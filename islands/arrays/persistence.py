@@ -28,7 +28,7 @@ from broker.base.errors import ConfigError
 
 Array = npt.NDArray[Any]
 
-#: Elements looked at, of each of so many tensors of a fragment; the largest movements among so many of a tensor.
+#: Elements sampled of a tensor, tensors sampled of a fragment, and elements among which the most moving are picked.
 SAMPLES, TENSORS, CANDIDATES = 256, 4, 1 << 15
 #: Fewer elements that an adoption has moved say nothing.
 LEAST_MOVED = 8
@@ -52,7 +52,7 @@ class Verdict(StrEnum):
 
 
 def positions(movement: Array) -> npt.NDArray[np.int32]:
-    """Returns the places where a tensor moves most, of evenly spaced elements: int32 (dimensions, count).
+    """Returns the positions that move most among evenly spaced ones: int32 (dimensions, count).
 
     The count follows from the tensor's size alone.
 
@@ -67,7 +67,7 @@ def positions(movement: Array) -> npt.NDArray[np.int32]:
 
 
 def num_positions(size: int) -> int:
-    """Returns how many positions there are for a tensor of so many elements."""
+    """Returns the number of positions to sample in a tensor of ``size`` elements."""
     return min(SAMPLES, -(-size // _stride(size)))
 
 
@@ -82,7 +82,7 @@ def verdict(
     later: Sequence[Array],
     longest_step: float = LONGEST_STEP,
 ) -> Verdict:
-    """Judges one adoption by elements of the same places.
+    """Judges one adoption by elements at the same positions before and after it.
 
     Args:
         before: Of the parameters that were replaced.
@@ -127,7 +127,7 @@ def jumped(installed: Array, following: Array, later: Array) -> bool:
 
 
 class Persistence:
-    """The verdicts on one island's adoptions, in the order of its steps; what is unclear changes nothing.
+    """The verdicts on one island's adoptions, in the order of its steps; unclear ones do not count.
 
     Some fragments may keep what others lose: masters may stand beside matrices alone.
     """
@@ -142,7 +142,7 @@ class Persistence:
         return any(self._of_fragment.values())
 
     def lost(self, fragment_id: int, step: int, found: Verdict) -> bool:
-        """Takes one more verdict in; returns whether adoptions do not stay in the parameters.
+        """Adds a verdict; returns True if adoptions do not stay in the parameters.
 
         Args:
             fragment_id: Of the version.
@@ -160,7 +160,7 @@ class Persistence:
 
 
 def evenly(shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
-    """Returns evenly spaced positions in an array with elements: int32 (dimensions, at most ``SAMPLES``)."""
+    """Returns evenly spaced positions in a non-empty array: int32 (dimensions, at most ``SAMPLES``)."""
     if not shape:
         return np.zeros((0, 0), np.int32)
     size = math.prod(shape)
@@ -169,14 +169,14 @@ def evenly(shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
 
 
 def has_moved(began: Array, now: Array) -> bool:
-    """Returns whether elements of a frozen tensor have moved; spoilt ones are replaced elsewhere."""
+    """Returns whether elements of a frozen tensor have moved; NaN and infinity are handled elsewhere."""
     with np.errstate(over="ignore", invalid="ignore"):
         was, found = np.asarray(began, np.float32), np.asarray(now, np.float32)
     return bool(np.any((was != found) & np.isfinite(found)))
 
 
 def trained_frozen(name: str, *, of_base: bool = False) -> ConfigError:
-    """Returns the error of a loop that trains what is frozen in the run, or a base that never travels."""
+    """Returns the error for a loop that trains frozen parameters, or a base that never travels."""
     if of_base:
         cure = "is on every island's own disk, so nothing of it is ever handed over: leave it as it is, or start "
         cure += "another run in which it is merged"
@@ -187,7 +187,7 @@ def trained_frozen(name: str, *, of_base: bool = False) -> ConfigError:
 
 
 def gone(first: bool) -> ConfigError:
-    """Returns the error of a loop whose parameters drop a version; ``first``: drop those of restore."""
+    """Returns the error for a loop that drops an adopted version; ``first``: the parameters of restore."""
     value = "what restore returned is not in the next ones" if first else "what was adopted is not in the next ones"
     cure = f"train on from what {'restore' if first else 'step'} returns, and hand over the tree that the optimizer "
     cure += (

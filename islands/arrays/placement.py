@@ -48,14 +48,14 @@ class Site:
 
 
 def site_of(leaf: Leaf) -> Site:
-    """Returns where a parameter is kept."""
+    """Returns the device, sharding and dtype of a parameter."""
     if is_on_device(leaf):
         return Site(leaf.dtype, True, leaf.sharding if leaf.committed else None, weak=getattr(leaf, "weak_type", False))
     return Site(np.dtype(getattr(leaf, "dtype", None) or type(leaf)), False, scalar=isinstance(leaf, np.generic))
 
 
 def is_array(leaf: Leaf) -> bool:
-    """Returns True if a leaf is an array of numpy or JAX, or changes in place; other libraries' are none.
+    """Returns True if a leaf is an array of numpy or JAX, or changes in place.
 
     A subclass of numpy's is none: what replaces it would be a plain array, without its mask or whatever it adds.
     """
@@ -64,7 +64,7 @@ def is_array(leaf: Leaf) -> bool:
 
 
 def is_on_device(leaf: Leaf) -> bool:
-    """Whether a leaf is a JAX array; without JAX nothing is."""
+    """Returns whether a leaf is a JAX array; always False without JAX."""
     jax = loaded_jax()
     return jax is not None and isinstance(leaf, jax.Array)
 
@@ -89,17 +89,17 @@ class Placement:
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """Of the leaves."""
+        """The dtypes of the leaves."""
         return tuple(site.dtype for site in self.sites)
 
     def values(self, leaves: Sequence[Leaf]) -> list[Array]:
-        """Returns what is here of these leaves as arrays of numpy; waits for devices."""
+        """Returns this host's part of the leaves as numpy arrays; waits for devices."""
         return [to_host(leaf) for leaf in leaves]
 
     # --- what the training thread calls -----------------------------------------------------------------------------
 
     def copy(self, leaves: Sequence[Leaf]) -> list[Leaf]:
-        """Returns copies that stay valid when originals are donated or written to; JAX's only dispatched."""
+        """Returns copies that stay valid when originals are donated or written to; dispatched only under JAX."""
         if len(self._groups) == 1:
             return self._groups[0][1].copy(list(leaves))
         result: list[Leaf] = [None] * len(leaves)
@@ -109,11 +109,11 @@ class Placement:
         return result
 
     def before(self, leaves: Sequence[Leaf], placed: Sequence[Leaf]) -> Sequence[Leaf]:
-        """Returns what an installation is about to replace: the leaves themselves, as nothing writes to them."""
+        """Returns the leaves that an installation is about to replace; no copy, since nothing writes to them."""
         return leaves
 
     def install(self, leaves: Sequence[Leaf], placed: Sequence[Leaf], keep: float) -> list[Leaf]:
-        """Returns ``keep * leaf + placed``, or ``placed`` itself with ``keep = 0``; JAX's are only dispatched.
+        """Returns ``keep * leaf + placed``, or ``placed`` itself with ``keep = 0``; dispatched only under JAX.
 
         Args:
             leaves: The parameters; every result has the dtype and sharding of its leaf.
@@ -130,7 +130,7 @@ class Placement:
         return result
 
     def place(self, values: Sequence[Array], keep: float) -> list[Leaf]:
-        """Puts what is to be installed beside the parameters; not for the training thread.
+        """Puts the values to install beside the parameters; not for the training thread.
 
         Args:
             values: From :meth:`islands.arrays.reference.Reference.shift`; not written to afterwards.
@@ -160,13 +160,13 @@ class Placement:
         return self._on_device(found)
 
     def _sampled(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-        """The largest tensors among those that are kept together."""
+        """Returns the largest tensors among those on the same devices."""
         sizes = [math.prod(shape) if shape else 0 for shape in shapes]  # a scalar has no positions
         company = max((indices for indices, _ in self._groups), key=lambda each: sum(sizes[i] for i in each))
         return sorted((i for i in company if sizes[i]), key=lambda i: -sizes[i])[: persistence.TENSORS]
 
     def _here(self, i: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Returns the part of a tensor that is sampled: what is on several devices is read from one."""
+        """Returns the part of a tensor to sample: on several devices, the first one's."""
         if not self.sites[i].on_device:
             return (slice(None),) * len(shape)
         from islands.arrays import jax_placement
@@ -181,7 +181,7 @@ class Placement:
         return {i: jax_placement.put(place, None) for i, place in places.items()}
 
     def warm_up(self, leaves: Sequence[Leaf], keep: float) -> None:
-        """Compiles what the training thread will call, so that no step waits for it.
+        """Compiles the computations of the training thread in advance, so that no step waits for them.
 
         Args:
             leaves: The initial parameters.
@@ -229,7 +229,7 @@ class _OnHost:
 
 
 def sample(leaves: Sequence[Leaf], places: Sequence[Leaf]) -> list[Leaf]:
-    """Returns copies of a few elements of each leaf; those of JAX are only dispatched.
+    """Returns copies of a few elements of each leaf; dispatched only under JAX.
 
     Args:
         leaves: Of the sorts and devices they may be; usually of one.
@@ -243,7 +243,7 @@ def sample(leaves: Sequence[Leaf], places: Sequence[Leaf]) -> list[Leaf]:
 
 
 def sampled_shape(leaf: Leaf) -> tuple[int, ...]:
-    """Returns the shape of what is sampled of a leaf: what is here of it, or what its first device has."""
+    """Returns the shape of the sampled part of a leaf: this host's part, or its first device's."""
     if is_in_place(leaf):
         return region_here(leaf).shape
     if not is_on_device(leaf):
@@ -271,7 +271,7 @@ def _sample_of(leaf: Leaf, place: Leaf) -> Leaf:
 
 
 def copy(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """Returns copies of any leaves, also plain numbers, that stay valid when the originals are donated."""
+    """Returns copies of leaves or plain numbers that stay valid when the originals are donated."""
     tensors = [leaf for leaf in leaves if is_in_place(leaf)]
     if not tensors:
         return Placement(leaves).copy(leaves)
@@ -298,7 +298,7 @@ def to_host(leaf: Leaf) -> Array:
 
 
 def here(leaf: Leaf) -> Array | Spread:
-    """Returns what of a leaf is on this host: of one that several hosts share only some regions."""
+    """Returns this host's part of a leaf: all of it, or some regions if several hosts share it."""
     if is_in_place(leaf):
         part = leaf.part
         return leaf.to_host() if part is None else Spread(part.shape, leaf.dtype, {part.region: leaf.to_host()})
@@ -310,7 +310,7 @@ def here(leaf: Leaf) -> Array | Spread:
 
 
 def owned(leaf: Leaf) -> tuple[Region, ...] | None:
-    """Returns the regions of a shared leaf that this host hands over; None: it is whole here."""
+    """Returns the regions of a shared leaf that this host hands over; None if all of it is here."""
     if is_in_place(leaf):
         return None if leaf.part is None else (leaf.part.region,) if leaf.part.owned else ()
     if not is_on_device(leaf):
@@ -321,7 +321,7 @@ def owned(leaf: Leaf) -> tuple[Region, ...] | None:
 
 
 def from_host(value: Array | Spread, like: Leaf) -> Leaf:
-    """Returns ``value`` as a leaf of the same sort and place as ``like``: the way back of :func:`here`.
+    """Returns ``value`` as a leaf with the type and place of ``like``: the inverse of :func:`here`.
 
     Where ``like`` changes in place, the value is written into it.
     """
@@ -347,7 +347,7 @@ def rows_of(leaf: Array, start: int, stop: int) -> Array:
 
 
 def with_rows(leaf: Array, sections: Sequence[tuple[int, Array]]) -> Array:
-    """Returns a new array, that of ``leaf`` with some rows replaced.
+    """Returns a copy of ``leaf`` with some rows replaced.
 
     Args:
         leaf: As it was.

@@ -15,18 +15,18 @@ from islands.interface.arguments import is_floating
 
 Array = npt.NDArray[Any]
 
-#: What is carried besides arrays; None is an empty container. Just these: what a subclass adds would be lost.
+#: Types carried beside arrays; None is an empty container. No subclasses: their additions would be lost.
 PLAIN: dict[str, type[Any]] = {each.__name__: each for each in (bool, int, float, complex, str, bytes)}
 _NUMBERS = {bool: "b", int: "i", float: "f", complex: "c"}
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether a leaf is a plain Python value that a checkpoint carries."""
+    """Returns whether a leaf is a plain Python value that a checkpoint carries."""
     return type(leaf) in PLAIN.values()
 
 
 def as_array(leaf: Any) -> Array:
-    """Returns a plain value as the array that stands for it."""
+    """Returns a plain value encoded as an array."""
     match leaf:
         case str():
             return np.frombuffer(leaf.encode("utf-8", "surrogatepass"), np.uint8)
@@ -38,10 +38,10 @@ def as_array(leaf: Any) -> Array:
 
 
 def value_of(array: Array, sort: type[Any]) -> Any:
-    """Returns the plain value that an array stands for.
+    """Returns the plain value that :func:`as_array` encoded.
 
     Raises:
-        ValueError: It stands for none of this sort.
+        ValueError: The array encodes no such value.
     """
     if array.shape == ():
         if number_in(array) != _NUMBERS.get(sort, "none"):

@@ -65,7 +65,7 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Returns whether adopting a version rounds parameters of ``dtype``: it has fewer bits than float32."""
+    """Returns whether ``dtype`` has fewer bits than float32, so that adopting a version rounds."""
     return wide_dtype(dtype) != dtype
 
 
@@ -82,7 +82,7 @@ def adopted(local: Any, shift: Any, keep: float) -> Any:
 
 
 def encode_seed(tensors: Sequence[TensorSpec], initial: Sequence[Array]) -> tuple[Encoded, ...]:
-    """Returns a fragment of version 0 as it travels: float32 copies of the initial parameters.
+    """Returns a fragment of version 0 in its wire form: float32 copies of the initial parameters.
 
     Raises:
         ConfigError: One of them is not finite: the run could never begin. Or a frozen one has integers that float32
@@ -116,7 +116,7 @@ def cut(payload: Sequence[Encoded], regions: Sequence[tuple[int, Region]]) -> tu
 
 
 class Parts:
-    """A fragment's tensors on this host: whole ones, or some regions of them.
+    """This host's part of a fragment's tensors: all of them, or some regions.
 
     Args:
         regions: Each with the number of its tensor; None: every tensor is whole here.
@@ -127,17 +127,17 @@ class Parts:
         self._regions, self._handed = regions, handed
 
     def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Returns one entry for each array that is here, from those of the whole tensors."""
+        """Returns one entry for each array on this host, from entries of the whole tensors."""
         if self._regions is None:
             return tuple(specs)
         return tuple(replace(specs[i], shape=region.shape) for i, region in self._regions)
 
     def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
-        """Returns what is here of a fragment's whole tensors; regions in float32."""
+        """Returns this host's part of a fragment's whole tensors; regions in float32."""
         return tuple(payload) if self._regions is None else cut(payload, self._regions)
 
     def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns what this host hands over of what is here, and its places: none for whole tensors."""
+        """Returns the arrays that this host hands over, and their places; no places for whole tensors."""
         if self._regions is None:
             return tuple(payload), ()
         rows = zip(self._regions, payload, self._handed, strict=True)
@@ -146,7 +146,7 @@ class Parts:
 
 
 class Reference:
-    """The reference values of a fragment, the base of its progress; empty before the first version.
+    """The reference values of a fragment, from which its progress is measured; empty before a version.
 
     Not thread-safe: its calls are made one after the other, in the order of the events that cause them.
 
@@ -167,7 +167,7 @@ class Reference:
         self._seals: dict[tuple[int, int], int] = {}
 
     def compare(self, version: Sequence[Array], dtypes: Sequence[np.dtype[Any]], local: Sequence[Array]) -> str:
-        """Names the first element that an overwriting adoption did not leave as the version's.
+        """Returns the first element that differs from the version after an overwriting adoption, in words.
 
         Args:
             version: What :meth:`shift` returned with ``keep = 0``.
@@ -190,7 +190,7 @@ class Reference:
 
         Nothing where :attr:`flaw` says that the reference is corrupt, as it may turn out here.
 
-        One float32 array the size of a tensor is allocated at a time, besides what is encoded.
+        One float32 array the size of a tensor is allocated at a time, beside the encoded ones.
 
         Args:
             local: A copy of the local parameters.
@@ -204,7 +204,7 @@ class Reference:
         _check(self._tensors, local)
         self._filled()
         payload = []
-        # What is not finite is for the aggregator to find and refuse.
+        # The aggregator finds and refuses values that are not finite.
         with np.errstate(over="ignore", invalid="ignore"):
             for i, (tensor, reference, leaf) in enumerate(zip(self._tensors, self.values, local, strict=True)):
                 flat = _flat(leaf)
@@ -230,7 +230,7 @@ class Reference:
     def shift(
         self, payload: Sequence[Encoded], keep: float, dtypes: Sequence[np.dtype[Any]], *, mixes: bool = False
     ) -> tuple[Array, ...]:
-        """Returns what has to be added to ``keep * local`` to adopt a version; with ``keep = 0``, the version.
+        """Returns the shift to add to ``keep * local`` to adopt a version; with ``keep = 0``, the version.
 
         Not to be used where :attr:`flaw` says that progress is measured from what is corrupt.
 
@@ -273,7 +273,7 @@ class Reference:
         *,
         mixes: bool = False,
     ) -> None:
-        """Moves the reference to where an installation has put the local parameters.
+        """Moves the reference along with an installation into the local parameters.
 
         Args:
             shift: From :meth:`shift`.
@@ -346,12 +346,12 @@ def _flat(array: Array) -> Array:
 
 
 def _writable(reference: Float32Array) -> Float32Array:
-    """Returns the array itself, or an empty one for what takes its place where it is a version's."""
+    """Returns the array itself, or an empty one in its place if it belongs to a version."""
     return reference if reference.flags.writeable else np.empty_like(reference)
 
 
 def _as_local(value: Array, dtype: np.dtype[Any]) -> Float32Array:
-    """Returns a version as float32 values of parameters of ``dtype``: its own array where possible."""
+    """Returns a version rounded to ``dtype``, as float32; its own array if nothing is rounded."""
     if dtype == np.float32 and value.dtype == np.float32 and not value.flags.writeable:
         return value
     wide = np.empty(value.shape, np.float32)
@@ -376,7 +376,7 @@ def _widened(block: Array) -> Array:
 
 
 class HeldVersions:
-    """The newest version of each fragment as it came: differences are added to it.
+    """The newest received version of each fragment, to which differences are added.
 
     The reference values of a fragment are no substitute: they are what the local parameters were measured from, rounded
     as these are. One float32 vector a fragment is kept, and none where versions travel whole. Not thread-safe.
@@ -393,7 +393,7 @@ class HeldVersions:
         self._held: dict[int, tuple[int, Float32Array]] = {}  # by fragment, with the version
 
     def take(self, envelope: Envelope) -> tuple[Envelope, str]:
-        """Returns a version whole, and what is wrong with it; empty if nothing is.
+        """Returns the whole version and its flaw in words, empty if there is none.
 
         Checksums, the number of tensors, their shapes and codecs, that the base of a difference is here, and the digest
         that names the bytes of what comes of it.
@@ -431,7 +431,7 @@ class HeldVersions:
 
 
 def misnamed(digest: str, payload: Sequence[Encoded]) -> str:
-    """Says that a whole version which was kept has another digest by now; empty if it has its own."""
+    """Returns the flaw of a kept version whose bytes no longer fit its digest; empty if they fit."""
     found = fragment_digest(*map(decode_tensor, payload))
     return "" if found == digest else f"a version that was kept changed in memory: digest is {found}, was {digest}"
 

@@ -1,4 +1,4 @@
-"""What each host has of a tensor and hands over, and whether hosts make one island. Pure."""
+"""The regions of tensors that each host has and hands over; checks that hosts fit together. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Owners = dict[str, dict[Region, int]]
 
 
 def region_of(index: Sequence[slice], shape: tuple[int, ...]) -> Region:
-    """Returns a region from the slices that a sharding gives for it."""
+    """Returns the region for slices of a sharding."""
     bounds = [each.indices(length)[:2] for each, length in zip(index, shape, strict=True)]
     return Region(tuple(a for a, _ in bounds), tuple(max(0, b - a) for a, b in bounds))
 
 
 def owners(regions: Mapping[int, Iterable[Region]]) -> dict[Region, int]:
-    """Returns the host that hands each region of one tensor over: the first of those that have it.
+    """Returns region -> the host that hands it over: the first of those that have it.
 
     Args:
         regions: By host.
@@ -38,7 +38,7 @@ def owners(regions: Mapping[int, Iterable[Region]]) -> dict[Region, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTensor:
-    """One tensor, and the regions of it that a host has; or as terms of a join, those that it hands over."""
+    """One tensor with a host's regions of it; after the join, those that the host hands over."""
 
     tensor: TensorSpec
     regions: tuple[Region, ...]
@@ -46,7 +46,7 @@ class HeldTensor:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A leaf that several hosts share, as one of them has it: the regions here, as arrays of numpy.
+    """One host's regions of a leaf that several hosts share, as numpy arrays.
 
     Attributes:
         shape: Of the whole array.
@@ -59,12 +59,12 @@ class Spread:
     parts: Mapping[Region, Array]
 
     def at(self, region: Region) -> Array:
-        """Returns the elements of one region that is here."""
+        """Returns the elements of one of these regions."""
         return self.parts[region]
 
 
 def part_of(value: Array | Spread, region: Region) -> Array:
-    """Returns the elements of a region, of a whole array or of what this host has of one."""
+    """Returns the elements of a region of a whole array, or of a host's part of one."""
     return value.at(region) if isinstance(value, Spread) else value[region.slices]
 
 
@@ -74,7 +74,7 @@ def part_of(value: Array | Spread, region: Region) -> Array:
 def check_alike(
     host: int, ours: Sequence[HeldTensor], theirs: Sequence[HeldTensor], tokens_per_step: tuple[int, int]
 ) -> None:
-    """Checks that a host trains what the speaker trains.
+    """Checks that a host trains the same tensors as the speaker.
 
     Args:
         host: The number of the host.
@@ -101,7 +101,7 @@ def check_alike(
 
 
 def owners_of(tensors: Mapping[int, Sequence[HeldTensor]]) -> Owners:
-    """Returns which host hands over which region of each tensor.
+    """Returns for each tensor region -> the host that hands it over.
 
     Args:
         tensors: Of every host, the same ones.

@@ -18,9 +18,9 @@ import numpy as np
 
 from broker.base.errors import ConfigError
 
-#: Of a torch tensor, or a module: the way to join with it.
+#: The cure for a torch tensor or a module among the parameters.
 TORCH = "PyTorch joins with islands.torch.join(address, model, optimizer)"
-#: Of one beside arrays.
+#: The cure for a torch tensor beside arrays.
 MIXED = f"a tree has arrays of numpy and JAX, or tensors of torch, not both: {TORCH}, or give tensor.detach().numpy()"
 #: Any nest of containers with arrays as leaves; None is an empty container.
 Tree = Any
@@ -33,7 +33,7 @@ def loaded_jax() -> Any:
 
 
 class TreeNames:
-    """Names of a tree's leaves, taken once, by which trees of the same structure are read and rebuilt.
+    """The names of a tree's leaves, taken once, to read and rebuild trees of the same structure.
 
     One array that stands in two places (tied weights) has one name, that of the first; rebuilding puts the same new
     array in both. Which leaves are tied is settled by identity in the tree given here;
@@ -50,7 +50,7 @@ class TreeNames:
         """
         seen: dict[int, str] = {}
         self._paths: dict[str, None] = {}
-        #: Of every leaf, in the order of the tree.
+        #: The names of all leaves, in the order of the tree.
         self.name_of_leaf: list[str] = []
         for name, leaf in named_leaves(tree):
             if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
@@ -69,7 +69,7 @@ class TreeNames:
 
     @property
     def tied(self) -> tuple[tuple[int, ...], ...]:
-        """Of each array that stands in several places, their numbers in the order of the tree's leaves."""
+        """For each array with several places in the tree: the places, as numbers of leaves."""
         return tuple(tuple(each) for each in self._places.values() if len(each) > 1)
 
     def leaves(self, tree: Tree) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class TreeNames:
         return found
 
     def replace(self, tree: Tree, leaves: Mapping[str, Any]) -> Tree:
-        """Returns ``tree`` with the named leaves replaced and the others, and its containers' types, kept.
+        """Returns ``tree`` with the named leaves replaced; other leaves and container types stay.
 
         Raises:
             KeyError: If a name is not of this tree.
@@ -116,7 +116,7 @@ class TreeNames:
 
 
 def flatten(tree: Tree) -> dict[str, Any]:
-    """Returns the leaves by name; a leaf that stands in the tree twice, once.
+    """Returns the leaves by name; a leaf with two places in the tree once.
 
     Raises:
         ConfigError: See :class:`TreeNames`.
@@ -138,7 +138,7 @@ def unflatten(like: Tree, leaves: Mapping[str, Any]) -> Tree:
 
 
 def named_leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
-    """Yields (name, leaf) in the order of JAX: keys of plain dicts sorted, everything else as it stands.
+    """Yields (name, leaf) in the order of JAX: keys of plain dicts sorted, everything else as given.
 
     Raises:
         ConfigError: If the keys of a dict have no order.
@@ -168,7 +168,7 @@ def is_of_torch(leaf: Any) -> bool:
 
 
 def no_array(leaf: Any) -> str:
-    """Returns the cure of a parameter that is no array of numpy or JAX."""
+    """Returns the cure for a parameter that is not a numpy or JAX array."""
     if is_of_torch(leaf):
         cure = TORCH
     elif isinstance(leaf, np.ndarray):
@@ -185,7 +185,7 @@ def no_array(leaf: Any) -> str:
 
 
 def form_of(tree: Tree) -> Any:
-    """Returns what a tree is but for its leaves, which takes microseconds; two of one structure are equal.
+    """Returns a tree's structure as a comparable value, in microseconds.
 
     None: it has no form, and :func:`named_leaves` says why.
     """
@@ -216,7 +216,7 @@ def _key_name(key: Any) -> str:
 
 
 def children_of(node: Any) -> list[tuple[Any, Any]] | None:
-    """(key, child) of a plain container, in order; None for a leaf."""
+    """Returns (key, child) pairs of a plain container, in order; None for a leaf."""
     if node is None:
         return []
     # Exact types, as in JAX, where a subclass that nobody registered is a leaf.
@@ -259,7 +259,7 @@ def _plain_map(function: Callable[[Any], Any], node: Any) -> Any:
 
 
 def devices_of(tree: Tree) -> str:
-    """Names the devices that hold the leaves, such as ``gpu:0, gpu:1``; ``host`` for arrays of numpy."""
+    """Returns the devices of the leaves as text, such as ``gpu:0, gpu:1``; ``host`` for numpy arrays."""
     found = {each for _, leaf in named_leaves(tree) if hasattr(leaf, "devices") for each in leaf.devices()}
     ordered = sorted(found, key=lambda device: (device.platform, device.id))
     return ", ".join(f"{device.platform}:{device.id}" for device in ordered) or "host"

@@ -1,4 +1,4 @@
-"""The task ``islands.hf:task``: goes on training a model of Hugging Face, by their own libraries."""
+"""The task ``islands.hf:task``: fine-tunes a Hugging Face model with its own libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's directory as the Hugging Face hub has them: found, checked, and told apart by digests."""
+"""Model directories in the layout of the Hugging Face hub: finds, checks and digests them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ModelDirectory:
 
     @classmethod
     def find(cls, model: str) -> ModelDirectory:
-        """Returns the directory of that path, or that of a model of the hub, which is fetched if need be.
+        """Returns the model directory at a path, or of a model on the hub, fetched if needed.
 
         Raises:
             ConfigError: It is neither, or the hub cannot be reached; says what is missing.
@@ -83,7 +83,7 @@ class ModelDirectory:
         return found
 
     def inputs(self, *, lora: bool) -> dict[str, str]:
-        """Returns digests of what must not differ between islands (:mod:`broker.process.demands`)."""
+        """Returns digests of the inputs that all islands must share (:mod:`broker.process.demands`)."""
         if lora:
             found = {BASE + name: digest for name, digest in grouped(self.weights.digests).items()}
         else:
@@ -100,7 +100,7 @@ class ModelDirectory:
 
     @cached_property
     def small_files(self) -> dict[str, bytes]:
-        """All but weights: name -> bytes.
+        """All files except weights: name -> bytes.
 
         Raises:
             ConfigError: They are more than 32 MB, or a link leads out of the directory; names the file and the cure.

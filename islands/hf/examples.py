@@ -1,4 +1,4 @@
-"""Examples of a task: rows of files or of a dataset, as token ids of one length."""
+"""Examples of a task: rows of files or of a dataset, as token ids."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def rows_of(data: str, *, field: str = "data") -> Dataset:
 
 
 def column_of(rows: Dataset, name: str, *, field: str, data: str) -> None:
-    """Raises ConfigError where rows lack a column, with those that there are."""
+    """Raises ConfigError if rows lack a column; the error lists the columns that exist."""
     if name not in rows.column_names:
         cure = f"is no column of {data}; there are {', '.join(rows.column_names)}"
         raise ConfigError(field, name, cure)
 
 
 def split_off(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
-    """Returns rows for training and held-out ones: a share of them, the same everywhere."""
+    """Returns rows for training and held-out rows; every island holds out the same ones."""
     if len(rows) < 2:
         raise ConfigError("data", f"{len(rows)} row", "is too little to hold some out: give more, or held_out=FILE")
     parts = rows.train_test_split(test_size=max(1, round(len(rows) * share)), seed=0)
@@ -66,7 +66,7 @@ def split_off(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
 
 
 def packed(rows: Dataset, text: str, tokenizer: Any, length: int, *, rest: bool = False) -> Dataset:
-    """Returns sequences of ``length`` tokens: texts one after another, with the end-of-text token between.
+    """Returns sequences of ``length`` tokens from texts joined by the end-of-text token.
 
     What remains at the end is left out, or with ``rest`` a shorter sequence, of two tokens at least.
 

@@ -1,4 +1,4 @@
-"""The objectives of a model: next tokens, masked tokens, classes, or texts that belong together."""
+"""Training objectives: next tokens, masked tokens, classes, or pairs of texts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from islands.hf import examples
 from islands.hf.directory import ModelDirectory
 from islands.torch.ranks import gathered
 
-#: Of masked tokens, by BERT (https://arxiv.org/abs/1810.04805): how many, and of these left as they are or made others.
+#: Shares of masked tokens by BERT (https://arxiv.org/abs/1810.04805): masked in all; of these unchanged or random.
 _MASKED, _KEPT, _OTHER = 0.15, 0.1, 0.1
-#: Of cosines, before the softmax, as sentence-transformers has it.
+#: Scale of cosines before the softmax, as in sentence-transformers.
 _SCALE = 20.0
 _IGNORED = -100
 
@@ -37,7 +37,7 @@ class Columns:
 
 
 class Objective:
-    """One way to train. Subclasses say what a row and a batch are, and what is lost."""
+    """One training objective: turns rows into batches, and a batch into a loss."""
 
     auto: Any
     metrics: dict[str, str] = {}  # noqa: RUF012 (never written to)
@@ -62,13 +62,13 @@ class Objective:
         raise NotImplementedError
 
     def evaluate(self, module: Any, batches: Iterator[Batch]) -> dict[str, float]:
-        """Returns the mean loss over batches, and metrics of one's own; without gradients."""
+        """Returns the mean loss over batches, and further metrics; without gradients."""
         losses = [float(self.loss(module, batch)) for batch in batches]
         return {"loss": float(np.mean(losses))}
 
 
 class Causal(Objective):
-    """The next token of packed texts."""
+    """Predicts the next token of packed texts."""
 
     auto = AutoModelForCausalLM
 
@@ -94,7 +94,7 @@ class Causal(Objective):
 
 
 class Masked(Causal):
-    """Tokens that were masked, in packed texts."""
+    """Predicts masked tokens of packed texts."""
 
     auto = AutoModelForMaskedLM
 
@@ -118,7 +118,7 @@ class Masked(Causal):
 
 
 class Classify(Objective):
-    """The class of a text."""
+    """Predicts the class of a text."""
 
     auto = AutoModelForSequenceClassification
     metrics = {"accuracy": "max"}  # noqa: RUF012 (never written to)
@@ -153,7 +153,7 @@ class Classify(Objective):
 
 
 class Contrastive(Objective):
-    """Which second text belongs to a first one, among all of the batch; mean pooling, cosines.
+    """Matches first and second texts of a batch, by cosines of mean-pooled vectors.
 
     The loss is that of multiple negatives (https://arxiv.org/abs/1705.00652), the metric the mean reciprocal rank of
     the right text among all held-out ones.
@@ -195,7 +195,7 @@ class Contrastive(Objective):
 
 
 def _pooled(module: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns the mean over a text's tokens, of length 1: (texts, width)."""
+    """Returns the mean over each text's tokens, normalised to length 1: (texts, width)."""
     states = module(input_ids=ids, attention_mask=mask).last_hidden_state.float()
     weights = mask[..., None].to(states.dtype)
     return F.normalize((states * weights).sum(1) / weights.sum(1).clamp(min=1), dim=-1)
@@ -212,7 +212,7 @@ _BY_ARCHITECTURE = {"ForCausalLM": "causal", "ForMaskedLM": "masked", "ForSequen
 
 
 def objective_of(name: str, directory: ModelDirectory, columns: Columns, length: int) -> Objective:
-    """Returns the objective of that name, or that of the model's architecture.
+    """Returns the objective with this name, or the default for the model's architecture.
 
     Raises:
         ConfigError: There is none of that name, or none that the architecture says.

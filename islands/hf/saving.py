@@ -29,7 +29,7 @@ Save = Callable[[Mapping[str, Array], Path, str, bool], None]
 
 
 def of(directory: ModelDirectory, build: Callable[[], Any]) -> Save:
-    """Returns the function that writes a run's tensors as a model's directory.
+    """Returns the function that writes a run's tensors as a model directory.
 
     Weights go in shards with an index where they are large; configuration, tokenizer and templates are those of the
     directory that the run began with. Adapters are written as a directory of peft, unless they are merged.
@@ -78,11 +78,11 @@ def of(directory: ModelDirectory, build: Callable[[], Any]) -> Save:
 
 
 def described(module: Any, name: str) -> dict[str, bytes]:
-    """Returns what a module is built from beside its weights as small files.
+    """Returns the files that a module is built from, except its weights, as name -> bytes.
 
     Args:
         module: As it is trained.
-        name: Of the model, for who loads an adapter.
+        name: The base model's name, to load an adapter with.
     """
     adapted = isinstance(module, PeftModel)
     inner = module.get_base_model() if adapted else module
@@ -102,7 +102,7 @@ def described(module: Any, name: str) -> dict[str, bytes]:
 
 
 def of_files(folder: Path) -> Save:
-    """Returns the function that writes a run's tensors, where of the model only the small files are.
+    """Returns the function that writes a run's tensors, given only the model's small files.
 
     Args:
         folder: What :attr:`islands.Task.files` of ``islands.hf:task`` holds, as files.
@@ -134,7 +134,7 @@ def of_files(folder: Path) -> Save:
 
 
 def _tied(module: Any) -> list[tuple[str, str]]:
-    """Returns pairs of names of one parameter: a run has its values under one of them."""
+    """Returns pairs of names that share one parameter; a run has its values under one name."""
     names: dict[int, list[str]] = {}
     for name, each in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(each), []).append(name)

@@ -1,4 +1,4 @@
-"""The task ``islands.hf:task``: goes on training a model of Hugging Face, whole or by LoRA adapters."""
+"""The task ``islands.hf:task``: fine-tunes a Hugging Face model, whole or by LoRA adapters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def task(
     ranks: int = 0,
     spread: str = DDP,
 ) -> Task:
-    """Returns a task that goes on training a model.
+    """Returns a task that fine-tunes a model.
 
         python3 -m ops up --task islands.hf:task --task-option model=DIR data=texts.jsonl
 
@@ -65,7 +65,7 @@ def task(
         label: Column of the class, for ``classify``.
         first: Column of one text of a pair, for ``contrastive``.
         second: Column of the other.
-        sequence_length: Tokens of an example, at most; language models have packed sequences of just so many.
+        sequence_length: Most tokens of an example; packed sequences of language models have exactly this length.
         batch: Examples of an inner step.
         accumulation: Parts that a batch is computed in, one after another.
         learning_rate: Of AdamW, at its highest; it falls to a tenth by a cosine over the whole run.
@@ -176,7 +176,7 @@ class _Adapter:
 
 
 def _loaded(directory: ModelDirectory, learner: Objective, *, dtype: str, adapter: _Adapter | None) -> Any:
-    """Returns the module with the values of its files, and with new adapters if it is to have some."""
+    """Returns the module with the weights of its files, and with new adapters if asked for."""
     wanted = torch.bfloat16 if adapter is not None and dtype == "bf16" else torch.float32
     options = {"dtype": wanted, "trust_remote_code": False, "local_files_only": True}
     try:
@@ -198,7 +198,7 @@ def _loaded(directory: ModelDirectory, learner: Objective, *, dtype: str, adapte
 
 
 def _saves_memory(module: Any) -> None:
-    """Has activations computed anew in the backward pass; transformers 5.20 has another name for it."""
+    """Turns on gradient checkpointing; transformers 5.20 has another name for it."""
     options = {"use_reentrant": False}
     if hasattr(module, "activation_checkpointing_enable"):
         module.activation_checkpointing_enable(activation_checkpointing_kwargs=options)

@@ -1,4 +1,4 @@
-"""Benchmarks: functions of the user's own that judge a model, beside what its task evaluates.
+"""Benchmarks: the user's functions that evaluate a model, beside the task's own evaluation.
 
 ``benchmark = "package.module:function"`` names a function of the parameters alone. It returns a number, which goes by
 the function's name, or a mapping of names to numbers. One that fails costs its own numbers and nothing else.
@@ -18,12 +18,12 @@ from islands.tasks.options import module_and_function
 from islands.tasks.task import Params, Task, broken, evaluated, named_function
 
 FIELD = "benchmark"
-#: Under which name the task's own function stands among those that failed.
+#: Name of the task's own evaluation among those that failed.
 TASK_EVALUATE = "task.evaluate"
 
 
 class Measured(NamedTuple):
-    """A figure: its value; ``max``, ``min`` or empty for what is better; its standard error or None."""
+    """One result: value; direction that is better (``max``, ``min`` or empty); standard error or None."""
 
     value: float
     better: str = ""
@@ -32,20 +32,20 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """A function that judges parameters; ``path`` names it, as ``package.module:function``."""
+    """A function that evaluates parameters, named by ``path`` as ``package.module:function``."""
 
     path: str
     function: Callable[[Params], Any]
 
     @property
     def name(self) -> str:
-        """Its own name, which a single number goes by."""
+        """The function's name, also that of its result if this is a single number."""
         return module_and_function(self.path, field=FIELD)[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """All that was measured of one model.
+    """All results for one model.
 
     Attributes:
         metrics: Name -> number, of the task first.
@@ -83,7 +83,7 @@ def load_benchmarks(paths: Iterable[str]) -> tuple[Benchmark, ...]:
 
 
 def judged(task: Task, params: Params, benchmarks: Sequence[Benchmark]) -> Judgement:
-    """Returns what the task and the benchmarks measure of parameters.
+    """Returns the results of the task's evaluation and of the benchmarks.
 
     Raises:
         ConfigError: Nothing could be measured: why the first of them failed.

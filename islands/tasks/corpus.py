@@ -1,4 +1,4 @@
-"""Opens the data that ``--data`` names: text, folders, packages, token arrays; a part is held out.
+"""Opens the data named by ``--data`` (text, folders, packages, token arrays), and holds a part out.
 
 Text becomes bytes, vocabulary 256, or pieces of several bytes (:mod:`islands.tasks.vocabulary`); a zero byte after each
 file. Arrays (``.npy``; ``.bin``: little-endian uint16) are memory-mapped. Files of text are held out one in twenty by
@@ -41,7 +41,7 @@ MAX_TEXT_BYTES: Final = 256 * 2**20
 SCANNED_TOKENS: Final = 64 * 2**20
 
 _SKIPPED_FOLDERS: Final = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules"})
-#: Of Python sources: generated tables, and tests, which some distributions leave out.
+#: Python sources to skip: generated tables, and tests, which some distributions leave out.
 _SKIPPED_SOURCES: Final = frozenset({"test", "tests", "idle_test", "encodings", "pydoc_data", "lib-dynload"})
 #: Text files hold no zero byte; looked for at the start, as git does.
 _SNIFFED_BYTES: Final = 8192
@@ -51,7 +51,7 @@ _HASHED_TOKENS: Final = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Token arrays to train on and to be judged by.
+    """Token arrays for training and for held-out evaluation.
 
     Attributes:
         train: Token arrays.
@@ -69,7 +69,7 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits that stand for the tokens, trained on and held out, in their order.
+        """A digest of the training and held-out tokens in their order: 32 hexadecimal digits.
 
         The same for the same tokens whatever holds them: an array of bytes is as good as the text. Of a memory-mapped
         array beyond :data:`SCANNED_TOKENS` its length and stretches evenly spread count. 0.07 s for 10 MB of text.
@@ -88,10 +88,10 @@ class Corpus:
 
 
 def load_corpus(paths: Sequence[str | os.PathLike[str]] = (), *, vocabulary: int = 0, bpe: int = 0) -> Corpus:
-    """Opens files, and text in folders in the order of their paths; hidden files are skipped.
+    """Opens files and folders; a folder's text files come in the order of paths, without hidden ones.
 
     Args:
-        paths: Files, folders, and ``python:stdlib`` or ``python:PACKAGE``; none stands for ``python:stdlib``.
+        paths: Files, folders, and ``python:stdlib`` or ``python:PACKAGE``; empty means ``python:stdlib``.
         vocabulary: Number of token ids; 0 takes 256 for text, and for arrays the highest id found plus one, rounded
             up to a multiple of 64.
         bpe: 0: a token of text is a byte. Otherwise the number of pieces, of which a vocabulary is trained on what is
@@ -136,7 +136,7 @@ def load_corpus(paths: Sequence[str | os.PathLike[str]] = (), *, vocabulary: int
 
 
 def _tokens(text: bytes, pieces: Vocabulary | None) -> Tokens:
-    """Returns the token ids of text: its bytes, or its pieces, which take a while and are remembered."""
+    """Returns the token ids of text: its bytes, or its pieces, which are cached."""
     if pieces is None:
         return np.frombuffer(text, np.uint8)
     key = f"tokens-{pieces.digest}-{xxhash.xxh3_128_hexdigest(text)}"
@@ -144,17 +144,17 @@ def _tokens(text: bytes, pieces: Vocabulary | None) -> Tokens:
 
 
 def is_array(file: Path) -> bool:
-    """Whether a file is taken for token ids: by its name."""
+    """Returns whether a file's name says that it holds token ids."""
     return file.suffix in (".npy", ".bin")
 
 
 def holds_text(content: bytes) -> bool:
-    """Whether the content of a file, or its first bytes, is text to train on."""
+    """Returns whether the content of a file, or its first bytes, is text to train on."""
     return bool(content) and b"\0" not in content[:_SNIFFED_BYTES]
 
 
 def files_of(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields the files that one entry of ``data`` names, in the order in which they are read.
+    """Yields the files of one entry of ``data``, in reading order.
 
     Raises:
         ConfigError: It is not there.
@@ -167,7 +167,7 @@ def files_of(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _python_places(path: str) -> list[Path]:
-    """Returns the folders or the file with the sources that ``python:NAME`` names; imports nothing.
+    """Returns the folders or file with the sources of ``python:NAME``; imports nothing.
 
     Raises:
         ConfigError: If no package of that name with sources is installed.
@@ -210,7 +210,7 @@ def _files(path: Path, skipped: frozenset[str]) -> Iterator[Path]:
 
 
 def _read_texts(files: Iterable[Path], given: set[Path]) -> list[bytes]:
-    """Reads the text files; binary ones are passed over in folders, and refused when ``given`` by name."""
+    """Reads text files; a binary one is skipped in a folder, and refused if it was ``given`` by name."""
     texts, size = [], 0
     for file in files:
         try:
@@ -236,7 +236,7 @@ def _read_texts(files: Iterable[Path], given: set[Path]) -> list[bytes]:
 
 
 def _split_texts(texts: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """Joins texts into one to train on and one held out; both are empty when there is none."""
+    """Joins texts into one for training and one held out; both empty if there are no texts."""
     held_out = [text for text in texts if xxhash.xxh3_64_intdigest(text) % HELD_OUT_ONE_IN == 0]
     if held_out and len(held_out) < len(texts):
         trained = [text for text in texts if xxhash.xxh3_64_intdigest(text) % HELD_OUT_ONE_IN]

@@ -27,10 +27,10 @@ _FEISTEL_ROUNDS: Final = 4
 
 
 class Windows:
-    """The windows of ``context + 1`` tokens of a list of arrays, by number."""
+    """Numbered windows of ``context + 1`` tokens in a list of arrays."""
 
     def __init__(self, arrays: Sequence[Tokens], context: int, *, vocabulary: int, sources: str) -> None:
-        """Counts the windows; arrays that hold none are left out.
+        """Counts the windows; arrays that are too short are left out.
 
         Args:
             arrays: Token ids.
@@ -57,7 +57,7 @@ class Windows:
         return self._num_windows
 
     def take(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Returns numbered windows (len(numbers), context + 1), of the vocabulary's smallest unsigned dtype.
+        """Returns windows by number, shape (len(numbers), context + 1), in the smallest unsigned dtype.
 
         Raises:
             ConfigError: If one holds a token id outside the vocabulary.
@@ -75,7 +75,7 @@ class Windows:
 
 
 def batches(windows: Windows, share: DataShare, *, batch: int) -> Iterator[npt.NDArray[Any]]:
-    """Yields the share's batches for ever, from ``share.cursor`` on; ``share`` is read anew at each.
+    """Yields the share's batches without end, from ``share.cursor``; reads ``share`` again for each batch.
 
     Yields:
         Arrays (batch, context + 1), of the vocabulary's smallest unsigned dtype.
@@ -87,12 +87,12 @@ def batches(windows: Windows, share: DataShare, *, batch: int) -> Iterator[npt.N
 
 
 def sequence_numbers(cursor: int, index: int, share_count: int, *, batch: int) -> npt.NDArray[np.int64]:
-    """Returns one batch's numbers of one share, in the order shared by all islands: shape (batch,)."""
+    """Returns the sequence numbers of one batch of a share, in the order of all islands: shape (batch,)."""
     return (cursor * batch + np.arange(batch, dtype=np.int64)) * share_count + index
 
 
 def shuffled(numbers: npt.NDArray[np.int64], size: int, *, seed: int) -> npt.NDArray[np.int64]:
-    """Maps sequence numbers to ``[0, size)``: another permutation in every epoch of ``size`` numbers.
+    """Maps sequence numbers to ``[0, size)``, with a new permutation for every ``size`` numbers.
 
     A Feistel network permutes the next power of four; values that fall outside are walked on until they fall inside
     (Black and Rogaway, 2002). So an epoch of any size is shuffled without holding it, and any cursor is O(1) away.
@@ -117,7 +117,7 @@ def shuffled(numbers: npt.NDArray[np.int64], size: int, *, seed: int) -> npt.NDA
 
 
 def evenly(windows: Windows, most: int) -> npt.NDArray[np.int64]:
-    """Returns at most ``most`` window numbers, evenly spaced: the fixed set an evaluation runs over."""
+    """Returns at most ``most`` evenly spaced window numbers, the fixed set of an evaluation."""
     return np.linspace(0, len(windows) - 1, min(most, len(windows))).astype(np.int64)
 
 

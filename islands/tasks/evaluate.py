@@ -1,4 +1,4 @@
-"""Gives the tensors of a global model the structure of its task, so that they can be evaluated."""
+"""Puts the tensors of a global model into the structure of its task, for evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_file_of(task: Task, path: Path) -> Params:
 
 
 def place(task: Task, arrays: Mapping[str, np.ndarray[Any, Any]], *, source: str) -> Params:
-    """Returns parameters of the task's structure and dtypes with the values of ``arrays``.
+    """Returns the values of ``arrays`` in the task's structure and dtypes.
 
     Tensors of kind ``local`` never leave an island, so they are in no file: those keep their initial values.
 

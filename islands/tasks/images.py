@@ -1,4 +1,4 @@
-"""A second task that ships: a small convolutional network for handwritten digits, with accuracy.
+"""A second built-in task: a small convolutional network for handwritten digits, with accuracy.
 
 The data are the 1,797 images of 8 x 8 pixels that scikit-learn carries (a part of UCI's Optical Recognition of
 Handwritten Digits; Alpaydin and Kaynak, 1998), so nothing is downloaded. One image in five is held out. A token is an
@@ -31,7 +31,7 @@ from islands.tasks.task import DataShare, Task
 
 CLASSES: Final = 10
 SIDE: Final = 8
-#: Of each pixel: how many of 16 dots in a cell are black.
+#: Largest value of a pixel: black dots of 16 in its cell.
 MOST: Final = 16.0
 HELD_OUT_ONE_IN: Final = 5
 
@@ -65,7 +65,7 @@ def task(
         batch: Images per inner step; one image is one token.
         hidden: Units of the layer before the last one.
         channels: Of the first convolution; the second one has twice as many.
-        shift: Images to train on are moved by up to so many pixels in each direction, so that they last longer; 0: not.
+        shift: Training images are also moved by up to ``shift`` pixels in each direction; 0: not.
         learning_rate: Peak of the inner optimizer, AdamW.
         warm_up_steps: Inner steps to the peak.
         ramp_steps: Inner steps to the full rate of an optimizer that starts afresh in the middle of a run.
@@ -110,7 +110,7 @@ def task(
 
 
 def load_digits() -> Images:
-    """Returns the images that scikit-learn carries, in its order.
+    """Returns the images that come with scikit-learn, in its order.
 
     Raises:
         ConfigError: scikit-learn is not installed, or has them elsewhere.
@@ -131,7 +131,7 @@ def load_digits() -> Images:
 
 
 def split(images: Images) -> tuple[Images, Images]:
-    """Returns the images to train on, and every fifth, which is held out."""
+    """Returns the training images, and the held-out ones, every fifth."""
     held_out = np.arange(len(images.labels)) % HELD_OUT_ONE_IN == 0
     return Images(*(each[~held_out] for each in images)), Images(*(each[held_out] for each in images))
 
@@ -146,7 +146,7 @@ def moved(images: Images, most: int) -> Images:
 
 
 def batches(variants: Images, share: DataShare, *, batch: int) -> Iterator[Images]:
-    """Yields the share's batches for ever, from ``share.cursor`` on (:mod:`islands.tasks.data`).
+    """Yields the share's batches without end, from ``share.cursor`` (:mod:`islands.tasks.data`).
 
     In an epoch no image is in two batches, whatever islands they go to. Each epoch has an order of its own, and which
     variant of an image is taken follows from the image's place in the order of all epochs.

@@ -34,14 +34,14 @@ DEVICES = "devices"
 
 
 class InnerState(NamedTuple):
-    """State of the inner optimizer: a tree of arrays, so a checkpoint and a donor copy hold it whole."""
+    """The inner optimizer's state as a tree of arrays, complete for checkpoints and donors."""
 
     num_steps: jax.Array  # int32 scalar: steps this optimizer has run; 0 after fresh_optimizer
     transform: optax.OptState  # float32 moments, shaped like the parameters
 
 
 def warm_up_cosine(peak: float, *, warm_up_steps: int, ramp_steps: int = 0, final: float = 0.1) -> LearningRate:
-    """Returns a rate with warm-up, then a cosine over global progress; ramped for a fresh optimizer.
+    """Returns a learning rate: warm-up, then a cosine over global progress; ramps for a fresh optimizer.
 
     With s = schedule.step, S = schedule.total_steps, W = warm_up_steps and t the optimizer's own steps:
 
@@ -189,7 +189,7 @@ def jax_task(
 
     Raises:
         ConfigError: If neither an optimizer nor a rate is given, or a parameter is not a floating-point array. In the
-            first step: if ``loss`` does not return what it should.
+            first step: if ``loss`` does not return a scalar.
     """
     if optimizer is None and learning_rate is None:
         raise ConfigError("learning_rate", None, "the default optimizer needs one: warm_up_cosine(0.001, ...)")
@@ -222,7 +222,7 @@ def jax_task(
     jitted_train = devices.jit(train, donate_argnums=(0, 1))
 
     def dynamic(schedule: Schedule) -> Schedule:
-        # Of one type whatever the caller counts with: an int here and a float there would compile the step twice.
+        # One type always: an int here and a float there would compile the step twice.
         return Schedule(_dynamic(schedule.step), _dynamic(schedule.total_steps))
 
     def inner_step(params: Params, opt_state: OptState, batch: Batch, schedule: Schedule) -> tuple[Any, Any, Any]:
@@ -246,7 +246,7 @@ def jax_task(
 
 
 def _scalar(found: Any, has_aux: bool) -> Any:
-    """Returns the loss of what the task's function returned, while a step is traced.
+    """Returns the scalar loss from the task function's result, while a step is traced.
 
     Raises:
         ConfigError: It is no scalar.
@@ -265,14 +265,14 @@ def _scalar(found: Any, has_aux: bool) -> Any:
 
 
 def _described(found: Any) -> str:
-    """Says what a function returned, in the words of its author."""
+    """Returns a function's result in words, for errors."""
     if isinstance(found, tuple | list):
         return f"{type(found).__name__} of {len(found)}: {', '.join(map(_described, found))}"[:200]
     return f"{found.dtype} array of shape {found.shape}" if hasattr(found, "dtype") else type(found).__name__
 
 
 def _dynamic(count: Any) -> Any:
-    """Returns the count as float32: numpy's on the host, or traced as ``jax.vmap`` hands it over."""
+    """Returns the count as float32: a numpy value on the host, or a traced one under ``jax.vmap``."""
     return count.astype(jnp.float32) if isinstance(count, jax.Array) else np.float32(count)
 
 
@@ -281,14 +281,14 @@ def _float32(tree: Params) -> Params:
 
 
 class LocalDevices:
-    """All devices of this process, if it has several and is no part of a larger JAX program.
+    """All devices of this process, if it has several and is not part of a larger JAX program.
 
     Parameters are on each device, and a part of every batch. The step stays the same function: XLA splits it by where
     its arguments lie, and adds the gradients up over the devices.
     """
 
     def __init__(self) -> None:
-        """Asks JAX for the devices."""
+        """Lists the devices by JAX."""
         devices = jax.local_devices() if jax.process_count() == 1 else []
         self.count = max(1, len(devices))
         if self.count > 1:
@@ -297,13 +297,13 @@ class LocalDevices:
             self._split = NamedSharding(mesh, PartitionSpec(DEVICES))  # type: ignore[no-untyped-call]
 
     def jit(self, function: Callable[..., Any], *, donate_argnums: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """Returns the jitted function; with several devices, each of them has all of its results."""
+        """Returns the jitted function; its results are replicated on all devices."""
         if self.count == 1:
             return jax.jit(function, donate_argnums=donate_argnums)
         return jax.jit(function, donate_argnums=donate_argnums, out_shardings=self._everywhere)
 
     def settled(self, results: Any) -> Any:
-        """Returns the results of a step; on several devices of the CPU only once they are computed.
+        """Returns the results of a step; with several CPU devices waits until they are computed.
 
         XLA's CPU backend can hang where several steps of one computation over such devices are under way: their
         collective operations wait for each other (seen with JAX 0.10 on two processors, without Atoll too).
@@ -313,7 +313,7 @@ class LocalDevices:
         return results
 
     def split(self, batch: Batch) -> Batch:
-        """Returns the batch divided over devices: every array whose first axis divides by their number.
+        """Returns the batch sharded over devices: each array whose first axis their number divides.
 
         Other arrays go to each device whole, which changes nothing but the work. One device gets the batch as it is.
 
@@ -324,7 +324,7 @@ class LocalDevices:
             return batch
         leaves, structure = jax.tree.flatten(batch)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return batch  # whoever traces this places its arrays
+            return batch  # the caller that traces this places its arrays
         divides = [bool(np.shape(leaf)) and np.shape(leaf)[0] % self.count == 0 for leaf in leaves]
         if not any(divides):
             cure = (

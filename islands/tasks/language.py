@@ -1,4 +1,4 @@
-"""The default task: the transformer of :mod:`islands.tasks.model` on text, as bytes or as pieces.
+"""The default task: the transformer of :mod:`islands.tasks.model` on text, as bytes or byte pairs.
 
 Measured on one core of a 2-core machine without other work, 512 tokens (8 x 64) per inner step, float32:
 
@@ -89,10 +89,9 @@ def task(
         embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: as matrices are, as if each
             row were a layer of its own.
         optimizer: The inner one: ``adamw``, as published, or ``muon``: that for the matrices, AdamW for the rest.
-        momentum: Of Muon: how slowly the mean of gradients forgets that a step follows, made orthogonal. When it is
-            not given it is 0.95, as published; small models with small batches do better with 0.9.
-        held_out_tokens: About so many tokens are evaluated, in sequences of ``context`` evenly spaced over what is held
-            out; all of it when that is less.
+        momentum: Momentum of Muon, by default 0.95 as published; small models with small batches do better with 0.9.
+        held_out_tokens: About this many held-out tokens are evaluated, in evenly spaced sequences of ``context``; all
+            of them if there are fewer.
 
     Raises:
         ConfigError: If an option cannot work; it names the option and the cure.
@@ -144,7 +143,7 @@ def task(
 def _held_out_losses(
     windows: Windows, config: transformer.ModelConfig, *, rows: int, most: int
 ) -> Callable[[Params], npt.NDArray[np.float32]]:
-    """Returns params -> mean loss of each of at most ``most`` windows, in nats per token.
+    """Returns a function: params -> mean loss of each of at most ``most`` windows, in nats per token.
 
     Windows are of one length, so each token weighs the same in their mean. They go through the model ``rows`` at a
     time, as in training: experts have places by the batch, and larger batches are no faster on one core (``tiny``,

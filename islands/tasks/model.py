@@ -1,4 +1,4 @@
-"""The transformer, whole: a decoder-only language model in plain JAX, dense or mixture-of-experts.
+"""A decoder-only transformer in plain JAX, dense or mixture-of-experts.
 
     h    = embed[tokens]
     h    = h + attention(rms_norm(h))        for each layer: causal, rotary positions
@@ -77,7 +77,7 @@ class ModelConfig:
             raise ConfigError("capacity", self.capacity, "must be at least 1: every token needs a place on average")
 
 
-#: Sizes by name; what they cost on two cores stands in :mod:`islands.tasks.language`.
+#: Sizes by name; :mod:`islands.tasks.language` has their speed on two cores.
 PRESETS: Final[dict[str, dict[str, int]]] = {
     "tiny": {"width": 64, "depth": 2, "heads": 2, "hidden": 192},
     "small": {"width": 128, "depth": 4, "heads": 4, "hidden": 384},
@@ -232,7 +232,7 @@ def _swiglu(params: Params, x: jax.Array) -> jax.Array:
 
 
 def _mixture(params: Params, x: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """Sends each token through its ``top_k`` experts; ``x`` is (tokens, width).
+    """Sends each token through its ``top_k`` experts; ``x``: (tokens, width).
 
     Shapes are fixed: an expert has ``places`` for tokens, filled in order; whoever comes later skips it. Gathering
     each expert's tokens and adding the results back costs O(tokens * top_k), where the dispatch tensors of GShard

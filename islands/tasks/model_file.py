@@ -1,4 +1,4 @@
-"""Reads a trained model into a tree: :func:`load`."""
+"""Reads a trained model into a parameter tree: :func:`load`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load(
     names: Callable[[str], str] | None = None,
     partial: bool = False,
 ) -> Tree:
-    """Returns a trained model as a tree with the structure, dtypes and places of ``like``.
+    """Returns a trained model as a tree with the structure, dtypes and devices of ``like``.
 
         params = islands.load("runs/demo/model.safetensors", like=params)
 
@@ -50,7 +50,7 @@ def load(
         kinds: As given to :func:`islands.join`, where it calls something local.
         names: Name in the tree, such as ``layers/0/kernel`` -> name in the file. Without it names must be the same, but
             for dots in place of slashes, and for one part in front of them all, such as ``params``.
-        partial: Take what fits, and say in the log what does not; else all must fit.
+        partial: Take the tensors that fit, and log the others; else all must fit.
 
     Raises:
         ConfigError: The file cannot be read, lacks a tensor, has one that is not in ``like``, or has one of another
@@ -110,9 +110,9 @@ def _shape(arrays: Mapping[str, Array], name: str) -> tuple[int, ...]:
 
 
 def _named(like: Tree) -> tuple[list[str], dict[str, Any], dict[str, list[str]]]:
-    """Returns a name for each leaf, the arrays by the first of their names, and the others of those names.
+    """Returns each leaf's name, arrays by name, and further names of the same arrays.
 
-    The name of what is no array is empty.
+    A leaf that is no array has an empty name.
     """
     names: list[str] = []
     arrays: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The options of a task, checked by its signature on loading, and by its source before any start.
+"""Checks a task's options, by its signature on loading and by its source before any start.
 
 A task is a function, and its keyword arguments are the options of the table ``[task]``. Importing it may take an array
 library and seconds, in each of several processes at once; the names of its options stand in its source, which is read
@@ -22,9 +22,9 @@ from broker.base.errors import ConfigError
 from broker.base.settings import nearest
 
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-#: By these a package has modules that are not among its files.
+#: Calls that can give a package modules which are not among its files.
 _MODULES_FROM_ELSEWHERE: Final = re.compile(rb"__path__|sys\.modules|meta_path|setattr\(|exec\(")
-#: By these a module has names that do not stand in its source.
+#: Calls that can give a module names which its source does not show.
 _NAMES_FROM_ELSEWHERE: Final = re.compile(rb"import\s*\*|__getattr__|globals\(|setattr\(|exec\(")
 _NAMED: Final = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -47,13 +47,13 @@ def module_and_function(path: str, *, field: str = "task") -> tuple[str, str]:
 
 
 def no_module(path: str, missing: str, *, field: str = "task") -> ConfigError:
-    """The error of a function whose module is not where modules are looked for."""
+    """Returns the error for a function whose module is not found."""
     cure = f"there is no module {missing}: check the name, and that PYTHONPATH holds the folder it is in"
     return ConfigError(field, path, cure)
 
 
 def check_options(path: str, signature: Signature, options: Mapping[str, Any]) -> None:
-    """Holds options against the function that they are for.
+    """Checks options against the signature of their function.
 
     Args:
         path: ``package.module:function``, for the error.
@@ -77,12 +77,12 @@ def check_options(path: str, signature: Signature, options: Mapping[str, Any]) -
 def signature_in_source(
     path: str, *, search: list[str] | None = None, field: str = "task", hops: int = 1
 ) -> Signature | None:
-    """Returns the signature of ``package.module:function`` as its source has it; nothing is imported.
+    """Returns the signature of ``package.module:function`` from its source; imports nothing.
 
     The defaults in it say only that there is one.
 
     Args:
-        path: What is to be read.
+        path: The function, as ``package.module:function``.
         search: Folders to look in; ``sys.path`` when they are not given.
         field: The setting that it stands in, for the error.
         hops: Times that ``from MODULE import FUNCTION`` is followed.
@@ -160,7 +160,7 @@ def _has_modules_from_elsewhere(package: ModuleSpec) -> bool:
 
 
 def _names_bound_by(statement: ast.stmt) -> set[str]:
-    """Returns the names that a module's top-level statement may bind; ``*`` stands for any name at all."""
+    """Returns the names that a module's top-level statement may bind; ``*`` means any name."""
     if isinstance(statement, _DEFINITIONS):
         return {statement.name}  # what its body binds is its own
     names: set[str] = set()
@@ -176,7 +176,7 @@ def _names_bound_by(statement: ast.stmt) -> set[str]:
 
 
 def _signature(args: ast.arguments) -> Signature:
-    """Returns the signature of a function with these arguments, whose defaults are not evaluated."""
+    """Returns the signature of these arguments; defaults are not evaluated."""
     args.defaults = [ast.Constant(None) for _ in args.defaults]
     args.kw_defaults = [each and ast.Constant(None) for each in args.kw_defaults]
     empty = ast.fix_missing_locations(ast.Expression(ast.Lambda(args, ast.Constant(None))))

@@ -1,4 +1,4 @@
-"""Batches of an island's share, from data as people have them: :func:`batches`.
+"""Batches of an island's share, from common data sources: :func:`batches`.
 
 A *sized* source has a length and examples by number: a list, an array, ``datasets.Dataset``, a data source or
 ``MapDataset`` of Grain. Any example of it is at hand, and each epoch has an order of its own.
@@ -37,7 +37,7 @@ Numbers = npt.NDArray[np.int64]
 
 #: Examples at the beginning of a stream that are read twice.
 LOOKED_AT = 4
-#: Of torch's, those that draw an order.
+#: Samplers of torch that draw an order.
 _RANDOM_SAMPLERS: Final = {"RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}
 _AGAIN: Final = "give the function that makes it, which is called again for each epoch: batches(lambda: ..., island)"
 _NO_SOURCE: Final = (
@@ -47,15 +47,15 @@ _NO_SOURCE: Final = (
 
 
 class HasShare(Protocol):
-    """The part of an island that :func:`batches` uses: its share of the data, and whether the run is done."""
+    """The interface of an island that :func:`batches` uses: its share of the data, and the end of the run."""
 
     @property
     def share(self) -> DataShare:
-        """Its part of the data."""
+        """The island's part of the data."""
 
     @property
     def done(self) -> bool:
-        """The run needs no more steps."""
+        """True once the run needs no more steps."""
 
 
 def batches(
@@ -67,7 +67,7 @@ def batches(
     collate: Callable[[list[Example]], Batch] | None = None,
     own: bool = False,
 ) -> Iterator[Batch]:
-    """Returns the batches that are this island's, one for each inner step, until the run is done.
+    """Yields this island's batches, one for each inner step, until the run is done.
 
     Data that end before the run does begin anew: the log says so once for each epoch.
 
@@ -108,7 +108,7 @@ def batches(
 
 
 def stacked(examples: Sequence[Example]) -> Batch:
-    """Returns examples as one batch: arrays get a first axis, within the dicts and tuples that hold them.
+    """Returns examples stacked into one batch, also within dicts and tuples.
 
     Raises:
         ConfigError: They differ in shape, or in what they hold.
@@ -157,7 +157,7 @@ def _reader(source: Any, shuffle: bool) -> _Sized | _Stream:
 
 
 class _Epochs:
-    """Says once for each that an epoch has begun, but for the one that an island starts in."""
+    """Announces each new epoch once, except the one in which an island starts."""
 
     def __init__(self) -> None:
         self._highest: int | None = None
@@ -169,7 +169,7 @@ class _Epochs:
 
 
 class _Sized:
-    """Examples by number, which go on from epoch to epoch; each has an order of its own."""
+    """A source with random access: numbers run on over epochs, and each epoch has its own order."""
 
     def __init__(self, source: Any, shuffle: bool) -> None:
         self._source, self._shuffle, self._size = source, shuffle, len(source)
@@ -200,7 +200,7 @@ class _Sized:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Returns whether two examples have the same bytes, within dicts, tuples and lists; True if unknown."""
+    """Returns whether two examples have the same bytes, also within containers; True if unknown."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Mapping):
@@ -215,7 +215,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 class _Stream:
-    """Examples in order of coming; those between the requested ones are read and dropped.
+    """A source that is read in order; examples between the requested ones are dropped.
 
     In a pass of its own an island waits for nothing: it goes through the stream once more, with an iterator that is
     kept for that, so that the place in the shared order is not lost.
@@ -264,7 +264,7 @@ class _Stream:
         raise ConfigError("source", type(self._source).__name__, self._empty(0))
 
     def _look(self) -> None:
-        """Reads the beginning twice, and warns if it differs; another process's order is not to be seen here."""
+        """Reads the beginning twice, and warns if it differs; other processes cannot be checked here."""
         beginning = list(islice(self._begun(0), LOOKED_AT))
         begun = self._begun(0)
         again = list(islice(begun, LOOKED_AT))
@@ -276,7 +276,7 @@ class _Stream:
             log.warning("data.order_differs", source=type(self._source).__name__, detail=detail)
 
     def _begun(self, epoch: int) -> Iterator[Example]:
-        """Returns the stream from its beginning, in the order of an epoch where it knows of epochs."""
+        """Returns the stream from its beginning, set to an epoch if it knows epochs."""
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
         begun = iter(self._source if isinstance(self._source, Iterable) else self._source())

@@ -1,4 +1,4 @@
-"""The task: one value that holds a model, its data and its inner optimizer.
+"""The task: a model, its data and its inner optimizer in one value.
 
 ``task = "package.module:function"`` names a function that returns a :class:`Task`; its keyword arguments are the
 options of the table ``[task]``. :mod:`islands.tasks.inner_optimizer` builds a task from a JAX loss function;
@@ -27,7 +27,7 @@ from islands.tasks.options import check_options, module_and_function, no_module
 
 log = logs.get(__name__)
 
-#: Of files that are not the task's own.
+#: Paths of code that is not the task's own.
 _ELSEWHERE = re.compile(r"[/\\]((site|dist)-packages|importlib)[/\\]|^<frozen")
 
 #: The metric that every task may evaluate, and which values of a metric are better.
@@ -77,8 +77,8 @@ class Task:
         metrics: Name of a metric -> ``max`` where more of it is better, ``min`` where less is; ``loss`` is known. With
             one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
         inner_optimizer: Its name, ``adamw`` or ``muon``, by which a run chooses what its recipe leaves open.
-        inputs: Name -> digest or short value of what must not differ between islands (:func:`islands.join`).
-        files: Name -> bytes of the small files of the model, likewise: what :attr:`save` needs beside tensors.
+        inputs: Name -> digest or short value that all islands must share (:func:`islands.join`).
+        files: Name -> bytes of the model's small files, also shared: :attr:`save` needs them beside tensors.
         save: Writes the run's tensors as other tools load this model: (name -> values, a new directory, number format,
             whether to merge adapters into their base) -> nothing. None: they are one safetensors file.
         benchmarks: Kind -> (text -> function of the parameters): what this task makes of ``--benchmark KIND:TEXT``.
@@ -102,7 +102,7 @@ class Task:
     benchmarks: Mapping[str, Callable[[str], Callable[[Params], Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without calling anything.
+        """Checks the fields without calling any function.
 
         Raises:
             ConfigError: If a step trains no tokens, a metric has no direction, or what must be a function or a mapping
@@ -124,7 +124,7 @@ class Task:
             raise ConfigError("metrics", dict(self.metrics), cure)
 
     def better(self, metric: str) -> str:
-        """Says which values of a metric are better: ``max`` or ``min``; empty where the task does not tell."""
+        """Returns the better direction of a metric, ``max`` or ``min``; empty if the task names none."""
         return self.metrics.get(metric, LESS if metric == LOSS else "")
 
 
@@ -150,7 +150,7 @@ def load_task(path: str, options: Mapping[str, Any]) -> Task:
 
 
 def task_function(path: str) -> Callable[..., Any]:
-    """Returns the function that ``path = "package.module:function"`` names.
+    """Returns the function at ``path = "package.module:function"``.
 
     Raises:
         ConfigError: If there is no such module or function, or importing it fails, with the line where.
@@ -159,12 +159,12 @@ def task_function(path: str) -> Callable[..., Any]:
 
 
 def named_function(path: str, *, field: str, kind: str) -> Callable[..., Any]:
-    """Returns the function that ``path = "package.module:function"`` names in a setting.
+    """Returns the function at ``path = "package.module:function"``, the value of a setting.
 
     Args:
         path: What to import.
         field: The setting, for the error.
-        kind: What the function must be, for the error.
+        kind: A description of the wanted function, for the error.
 
     Raises:
         ConfigError: If there is no such module or function, or importing it fails, with the line where.
@@ -177,7 +177,7 @@ def named_function(path: str, *, field: str, kind: str) -> Callable[..., Any]:
 
 
 def endless_batches(task: Task, share: DataShare) -> Iterator[Batch]:
-    """Yields what a task's data yield, from the beginning again as often as they end.
+    """Yields a task's data, from the beginning again whenever they end.
 
     Data that do not ask the share for each batch (:meth:`.DataShare.take`) begin anew where its cursor jumps, too.
 
@@ -203,7 +203,7 @@ def endless_batches(task: Task, share: DataShare) -> Iterator[Batch]:
 
 
 def evaluated(task: Task, params: Params) -> dict[str, float]:
-    """Returns each metric that the task evaluates as a plain number, also from an array of one element.
+    """Returns the task's metrics as plain numbers, also from arrays of one element.
 
     Raises:
         ConfigError: If one is no number, or has no name.
@@ -220,7 +220,7 @@ def evaluated(task: Task, params: Params) -> dict[str, float]:
 
 
 def held_out_loss(task: Task, params: Params) -> float:
-    """Returns the held-out loss that the task evaluates.
+    """Returns the task's held-out loss.
 
     Raises:
         ConfigError: If it is no number, or what is evaluated is no loss.
@@ -241,7 +241,7 @@ def _number(value: Any) -> float:
 
 
 def _import(module_name: str, path: str, field: str) -> Any:
-    """Imports the module, telling a task that is not there from one whose own imports are not."""
+    """Imports the module; tells a missing module from a missing import inside it."""
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as err:
@@ -256,7 +256,7 @@ def _import(module_name: str, path: str, field: str) -> Any:
 
 
 def broken(path: str, err: Exception, *, field: str = "task") -> ConfigError:
-    """The error of the user's own code, with the line it comes from: starting it again would not help."""
+    """Returns the error for a failure in the user's code, with its line; a restart would not help."""
     frames = traceback.extract_tb(err.__traceback__)
     own = [each for each in frames if not _ELSEWHERE.search(each.filename) and each.filename != __file__]
     where = own or ([] if isinstance(err, SyntaxError) else frames)  # rather the task's line than a library's

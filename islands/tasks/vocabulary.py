@@ -80,7 +80,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """Pieces of text by token id, and the way from text to ids.
+    """A byte-pair vocabulary: pieces of text by token id, and the encoder.
 
     Attributes:
         pieces: The bytes of each token; of token 0, which is never used, none.
@@ -91,7 +91,7 @@ class Vocabulary:
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits that stand for the pieces and their order."""
+        """A digest of the pieces in their order: 32 hexadecimal digits."""
         return xxhash.xxh3_128_hexdigest(b"".join(len(piece).to_bytes(2, "little") + piece for piece in self.pieces))
 
     @property
@@ -100,7 +100,7 @@ class Vocabulary:
         return len(self.pieces)
 
     def encode(self, text: bytes) -> npt.NDArray[np.uint16]:
-        """Returns the token ids of ``text``, one dimension: their pieces, one after the other, are the text."""
+        """Returns the token ids of ``text``, shape (n,); their pieces joined are the text."""
         encoded = [np.empty(0, np.uint16)]
         chunks = map(_as_characters, _cut(text, _ENCODED_TOGETHER_BYTES))
         while some := list(itertools.islice(chunks, 4096)):
@@ -110,13 +110,13 @@ class Vocabulary:
 
 
 def train(texts: Sequence[bytes], size: int, *, cache: Path | None = None) -> Vocabulary:
-    """Returns the vocabulary of ``size`` pieces that pair merging finds in a sample of ``texts``.
+    """Returns a vocabulary of ``size`` pieces, trained on a sample of ``texts``.
 
     The same texts in the same order give the same vocabulary; it takes one thread and no randomness. The sample,
     :data:`SAMPLE_BYTES` at most, is spread evenly over all texts.
 
     Args:
-        texts: What to train on, and nothing of what a model will be judged by.
+        texts: Training texts only, never held-out ones.
         size: Number of token ids.
         cache: Folder in which vocabularies are remembered by their sample and size; None: none is.
 
@@ -164,7 +164,7 @@ def _sample(text: bytes) -> bytes:
 
 
 def _cut(text: bytes, at_least: int) -> Iterator[bytes]:
-    """Yields ``text`` in chunks cut after newlines, which no piece crosses; too long lines are cut anyway."""
+    """Yields ``text`` in chunks that end at newlines, which no piece crosses; long lines are cut."""
     start = 0
     while start < len(text):
         limit = start + _MAX_LINE_BYTES
@@ -185,7 +185,7 @@ def _as_bytes(piece: str) -> bytes:
 
 
 def remembered(folder: Path | None, key: str, build: Callable[[], bytes]) -> bytes:
-    """Returns what ``build`` returns, from a file in ``folder`` if it has been built before.
+    """Returns the result of ``build``, from a cache file in ``folder`` if there is one.
 
     Islands of one machine start together and want the same: the first one builds, the others wait for it. A file is
     replaced as a whole and carries a checksum; one that is damaged is built again. A folder that cannot be used costs
@@ -211,7 +211,7 @@ def remembered(folder: Path | None, key: str, build: Callable[[], bytes]) -> byt
 
 
 def _read(path: Path) -> bytes | None:
-    """Returns the content of a whole and undamaged file, else None."""
+    """Returns the content of a complete and undamaged file, else None."""
     try:
         written = path.read_bytes()
     except FileNotFoundError:
@@ -235,7 +235,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _forget_old(folder: Path) -> None:
-    """Deletes all but the files used last; what another process has just opened stays readable to it."""
+    """Deletes all but the most recently used cache files; open ones stay readable."""
     files = [file for file in folder.iterdir() if file.name.startswith(("vocabulary-", "tokens-"))]
     for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[_CACHED_FILES:]:
         file.unlink(missing_ok=True)

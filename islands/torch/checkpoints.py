@@ -1,4 +1,4 @@
-"""Reads a torch distributed checkpoint as arrays by name, and writes one; in one process.
+"""Reads and writes torch distributed checkpoints as arrays by name, in one process.
 
 The format of :mod:`torch.distributed.checkpoint`, which FSDP, torchtitan and Accelerate write.
 """
@@ -21,7 +21,7 @@ from islands.torch.conversion import Array, as_array, as_tensor
 
 
 def read(folder: Path, field: str) -> dict[str, Array]:
-    """Returns the tensors of a checkpoint, in memory; what is no tensor is left out.
+    """Returns the tensors of a checkpoint, in memory; other values are left out.
 
     Raises:
         ConfigError: It cannot be read.
@@ -56,7 +56,7 @@ def write(tensors: Mapping[str, Array], folder: Path) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Silences the library's warning that it works in a single process, which is what is wanted."""
+    """Silences the library's warning about a single process, which is intended here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

@@ -1,4 +1,4 @@
-"""Tensors as numpy arrays, and back.
+"""Converts tensors to numpy arrays, and back.
 
 bfloat16 and smaller floats pass through views of integers, since numpy knows them by ml_dtypes alone.
 """
@@ -14,12 +14,12 @@ import torch
 
 Array = npt.NDArray[Any]
 
-#: Of torch -> of numpy.
+#: dtype of torch -> dtype of numpy.
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.from_numpy(np.zeros(1, dtype)).dtype: np.dtype(dtype)
     for dtype in ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 }
-#: Of torch -> of ml_dtypes, and the integers that both are viewed as.
+#: dtype of torch -> dtype of ml_dtypes, and the integer types as which both are viewed.
 _BY_INTEGERS: dict[torch.dtype, tuple[np.dtype[Any], np.dtype[Any], torch.dtype]] = {
     torch.bfloat16: (np.dtype(ml_dtypes.bfloat16), np.dtype(np.int16), torch.int16),
     torch.float8_e4m3fn: (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.uint8), torch.uint8),
@@ -28,7 +28,7 @@ _BY_INTEGERS: dict[torch.dtype, tuple[np.dtype[Any], np.dtype[Any], torch.dtype]
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
-    """Returns what numpy calls a dtype of torch; None for those that it has not, such as quantised ones."""
+    """Returns the numpy dtype of a torch dtype; None if there is none, as for quantised ones."""
     return _BY_INTEGERS[dtype][0] if dtype in _BY_INTEGERS else _NUMPY.get(dtype)
 
 

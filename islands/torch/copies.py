@@ -22,7 +22,7 @@ SMALL_BYTES = 1 << 20
 
 
 class CopyThread:
-    """Makes the copies; begun with the first one.
+    """A thread that copies tensors; it starts with the first copy.
 
     Attributes:
         waited_s: How long the training thread has waited for them, in all.
@@ -37,7 +37,7 @@ class CopyThread:
         self._forget = in_children(self._forked)
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Future[torch.Tensor]]:
-        """Returns copies of the values of now, as they will be."""
+        """Returns copies of the current values, which the thread has yet to make."""
         futures = [self._pool.submit(tensor.detach().clone) for tensor in tensors]
         made = self._pool.submit(bool)  # after them, and holds none of them
         self.under_way += [(tensor, tensor._version, made) for tensor in tensors]
@@ -62,10 +62,10 @@ class CopyThread:
                 raise ConfigError("params", f"a tensor {tuple(tensor.shape)}", cure)
 
     def close(self) -> None:
-        """Ends the thread, when it has made what was asked for."""
+        """Ends the thread after its pending copies."""
         self._forget()
         self._pool.shutdown()
 
     def _forked(self) -> None:
-        """Nobody copies in a child: an optimizer that steps there must not wait for it."""
+        """Clears pending copies in a forked child, which has no thread: its optimizer must not wait."""
         self.under_way, self._pool = [], ThreadPoolExecutor(1)

@@ -25,7 +25,7 @@ LOSS_EVERY_S = 0.25
 
 
 class TorchIsland:
-    """A place in a run, held by a PyTorch loop; made by :func:`islands.torch.join`. For one thread.
+    """The island of a PyTorch loop; made by :func:`islands.torch.join`. For one thread.
 
     Versions are written into the module's parameters in :meth:`step`; the objects stay the same. As a context manager
     it closes on the way out (:meth:`close`); where an exception ends the loop it leaves, so that nobody waits for it.
@@ -81,7 +81,7 @@ class TorchIsland:
     # --- the loop ---------------------------------------------------------------------------------------------
 
     def step(self, loss: Any = None, *, tokens: int | None = None, cursor: int | None = None) -> None:
-        """Takes note of an inner step, after ``optimizer.step()``; installs versions that have come.
+        """Counts an inner step, after ``optimizer.step()``; installs versions that have arrived.
 
         Never waits for the network. After spoilt parameters (not finite) were replaced by the global ones, the
         optimizers' state and the scaler begin afresh: ``reset_optimizer`` says so until the next step.
@@ -105,7 +105,7 @@ class TorchIsland:
             self._state.reset()
 
     def _for_reports(self, loss: torch.Tensor) -> Any:
-        """Returns a loss that others can read; None on a GPU that copied one within ``LOSS_EVERY_S``."""
+        """Returns a loss for reports; None on a GPU whose loss was copied less than ``LOSS_EVERY_S`` ago."""
         if loss.is_cuda:
             now_s = clocks.monotonic()
             if now_s < self._next_loss_s:
@@ -114,15 +114,15 @@ class TorchIsland:
         return loss_leaf(loss)
 
     def close(self) -> None:
-        """Ends training: hands over what is left, leaves; the module then has the run's final parameters.
+        """Ends training: hands over the rest, leaves; the module then has the run's final parameters.
 
-        Before the run is :attr:`done` it leaves as soon as the aggregator has what is left.
+        Before the run is :attr:`done` it leaves as soon as the aggregator has the rest.
         """
         self._island.close(self._leaves)
         self._end()
 
     def pause(self, cursor: int | None = None, *, reason: str = "paused") -> None:
-        """Leaves for a while: the next process of this island goes on as if this one had only been silent.
+        """Leaves for a while: the island's next process continues as if this one had only been silent.
 
         Args:
             cursor: As for the next :meth:`step`.
@@ -137,7 +137,7 @@ class TorchIsland:
         self._island.save(self._leaves, (self._state, self._island.inner_step if cursor is None else cursor))
 
     def leave(self, reason: str = "the process ends") -> None:
-        """Says goodbye, if that was not done yet: nobody waits for this island from then on."""
+        """Says goodbye, if not done yet; nobody waits for this island after that."""
         self._island.leave(reason)
         self._end()
 
@@ -153,7 +153,7 @@ class TorchIsland:
         self._end()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Before any optimizer of this process writes: waits for the copies of what it writes to."""
+        """Waits for pending copies of an optimizer's parameters, before it writes to them."""
         seen, copies = self._seen.get(optimizer), self._copies
         if seen is None or seen[0] != _num_parameters(optimizer):
             seen = self._look_at(optimizer)
@@ -164,7 +164,7 @@ class TorchIsland:
         self._island.waited(copies.waited_s - before_s)
 
     def _look_at(self, optimizer: torch.optim.Optimizer) -> tuple[int, bool]:
-        """Notes what an optimizer steps; returns how many parameters, and whether some are this island's.
+        """Notes an optimizer's parameters; returns their number, and whether some are this island's.
 
         Raises:
             ConfigError: It steps a parameter of the model that was not there at the join.
@@ -196,10 +196,10 @@ class TorchIsland:
             self._copies.close()
             self._copies = None
 
-    # --- what a loop may want to know -------------------------------------------------------------------------
+    # --- figures for the loop ---------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """Returns an attribute of the island that is declared above."""
+        """Returns an attribute of the inner island that this class declares."""
         if name not in type(self).__annotations__:
             raise AttributeError(f"a TorchIsland has no attribute {name!r}")
         return getattr(self._island, name)

@@ -34,7 +34,7 @@ def join(
     background_copies: bool = True,
     **options: Unpack[JoinOptions],
 ) -> TorchIsland:
-    """Joins a run; returns with the run's parameters, and an optimizer state if there is one, in place.
+    """Joins a run; puts the run's parameters, and an optimizer state if there is one, in place.
 
         with islands.torch.join("paris.join", model, optimizer, tokens_per_step=4096) as island:
             for batch in islands.batches(dataset, island, batch=32):
@@ -55,9 +55,9 @@ def join(
         optimizer: One that steps the model's parameters, or several in a list; wrappers such as Accelerate's are
             looked through. Its state is in checkpoints, and may come from another island that has the same optimizer.
             None: it is in neither.
-        scaler: The gradient scaler, if there is one; likewise.
-        scheduler: A learning-rate scheduler of ``torch.optim.lr_scheduler``; likewise. A rate that follows the progress
-            of the whole run, and not that of this island's optimizer, asks ``island.schedule_step``.
+        scaler: The gradient scaler, if there is one; restored, too.
+        scheduler: A learning-rate scheduler of ``torch.optim.lr_scheduler``; restored, too. For a rate that follows the
+            whole run, and not this island's optimizer, use ``island.schedule_step``.
         init: Path of a trained model that version 0 comes from, as for :func:`islands.join`. A module that was made by
             ``from_pretrained`` has its values already, and needs this for the digest alone.
         background_copies: On the CPU, larger fragments are copied by a thread while the next gradients are computed.
@@ -101,13 +101,13 @@ def _sequence(optimizer: Any) -> Sequence[Any]:
 
 
 def _name_of(optimizers: Sequence[torch.optim.Optimizer]) -> str:
-    """Returns the optimizer's name for the open choices of a recipe: ``muon`` if any is, else the first."""
+    """Returns the optimizers' name that settles a recipe: ``muon`` if one is, else the first one's."""
     names = [type(each).__name__.lower() for each in optimizers]
     return "muon" if "muon" in names else next(iter(names), "")
 
 
 def _together(model: torch.nn.Module) -> bool:
-    """Says whether all processes of torch.distributed train this model together, as hosts of one island.
+    """Returns whether all processes of torch.distributed are hosts of one island.
 
     Raises:
         ConfigError: There are several, and nothing says that they do.

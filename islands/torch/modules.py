@@ -54,11 +54,11 @@ class PlacedLeaf(TensorLeaf):
         self._places: list[tuple[torch.nn.Module, str]] = []
 
     def stands_in(self, module: torch.nn.Module, attribute: str) -> None:
-        """Takes note of a place."""
+        """Notes one module attribute that holds the tensor."""
         self._places.append((module, attribute))
 
     def processes(self) -> tuple[int, int, Callable[[bytes], bytes]] | None:
-        """Returns rank, world size and broadcast of torch.distributed, if all train this together, else None."""
+        """Returns rank, world size and broadcast of torch.distributed if all train one model, else None."""
         if not self._together:
             return None
         distributed = torch.distributed
@@ -72,7 +72,7 @@ class PlacedLeaf(TensorLeaf):
 
     @property
     def given(self) -> torch.Tensor:
-        """The tensor that the module has now.
+        """The module's current tensor.
 
         Raises:
             ConfigError: It has another parameter than at the join, or a buffer of another form.
@@ -90,7 +90,7 @@ class PlacedLeaf(TensorLeaf):
 
 
 def unwrapped(model: Any) -> torch.nn.Module:
-    """Returns the module that a user has written, without what compiles it or spreads it over processes.
+    """Returns the user's module, without wrappers for compilation or several processes.
 
     Raises:
         ConfigError: It is no module.
@@ -127,7 +127,7 @@ def leaves_of(
 def kinds_of(
     model: torch.nn.Module, kinds: Mapping[str, str] | None, *, frozen: str = str(Kind.FROZEN)
 ) -> dict[str, str]:
-    """Returns the kinds of a join: those given, local buffers, ``frozen`` for what has no gradient."""
+    """Returns the kinds of a join: those given, local buffers, ``frozen`` for parameters without gradient."""
     found, names = arguments.mapping("kinds", kinds), dict[int, list[str]]()
     tensors = list(_tensors_of(model))
     for name, _, _, tensor, _ in tensors:
@@ -140,13 +140,13 @@ def kinds_of(
 
 
 def unsaid_statistics(model: torch.nn.Module, kinds: Mapping[str, str] | None) -> list[str]:
-    """Returns the names of floating buffers that no given kind is about: they are local, and in no export."""
+    """Returns the floating buffers without a given kind; they are local and are not exported."""
     buffers = (n for n, _, _, tensor, buffer in _tensors_of(model) if buffer and tensor.is_floating_point())
     return [name for name in buffers if not any(re.search(pattern, name) for pattern in kinds or ())]
 
 
 def _tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor, bool]]:
-    """Yields (name, module, attribute, tensor, is it a buffer), a tied tensor under each of its names."""
+    """Yields (name, module, attribute, tensor, is a buffer); a tied tensor under each of its names."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = "".join(f"{part}." for part in prefix.split(".") if part and part not in _WRAPPING)
         for attribute, parameter in module._parameters.items():

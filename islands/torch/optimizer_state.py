@@ -1,4 +1,4 @@
-"""The state of optimizers, gradient scaler and scheduler as a tree, for checkpoints and other islands.
+"""The state of optimizers, gradient scaler and scheduler as a tree, for checkpoints and donors.
 
 ``optimizers``: of each what it keeps per parameter, in the order of its groups, and the numbers of its groups (learning
 rate, betas); flags such as ``foreach`` stay those of the script. ``scaler`` and ``scheduler``: what their
@@ -69,7 +69,7 @@ class OptimizerState(InPlaceState):
         self._scaler_began = self._scaler_now()
 
     def form(self) -> Any:
-        """Returns the tree of a trained state, its tensors without values."""
+        """Returns the tree of a trained state, with blank tensors."""
         return {
             "optimizers": [
                 {"groups": self._groups(each), "state": form}
@@ -79,7 +79,7 @@ class OptimizerState(InPlaceState):
         }
 
     def tree(self) -> Any:
-        """Returns the tree of now, with the tensors that the optimizers hold.
+        """Returns the current tree, with the optimizers' own tensors.
 
         Of a parameter that had no gradient yet there is no state, which is as good as zeros.
         """
@@ -92,7 +92,7 @@ class OptimizerState(InPlaceState):
         }
 
     def load(self, tree: Any) -> None:
-        """Takes over a tree of the same form."""
+        """Loads a tree of the same form."""
         for optimizer, saved in zip(self.optimizers, tree["optimizers"], strict=True):
             for group, numbers in zip(optimizer.param_groups, saved["groups"], strict=True):
                 for key, value in numbers.items():
@@ -109,7 +109,7 @@ class OptimizerState(InPlaceState):
             self.scheduler.load_state_dict(_values(tree["scheduler"]))
 
     def reset(self) -> None:
-        """Begins afresh: optimizers that have seen no step, and the scale that there was at first."""
+        """Resets the optimizers to no steps, and the scaler to its first scale."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
         if self._scaler_began:
@@ -119,7 +119,7 @@ class OptimizerState(InPlaceState):
         return {n: self._leaves(dict(optimizer.state[p])) for n, p in _numbered(optimizer) if optimizer.state.get(p)}
 
     def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        """Returns the numbers of each group. Flags and names belong to the script, None is no number."""
+        """Returns the numbers of each group, such as learning rates; flags, names and None are left out."""
         return [
             {key: self._leaves(value) for key, value in group.items() if key != "params" and _is_numeric(value)}
             for group in optimizer.param_groups
@@ -129,19 +129,19 @@ class OptimizerState(InPlaceState):
         return _mapped(value, lambda tensor: TensorLeaf(tensor.detach(), copier=self._copier))
 
     def _beside(self) -> dict[str, Any]:
-        """Returns what belongs to no optimizer."""
+        """Returns the state of scaler and scheduler."""
         found = {"scaler": self._scaler_now()}
         if self.scheduler is not None:
             found["scheduler"] = self._leaves(dict(self.scheduler.state_dict()))
         return found
 
     def _scaler_now(self) -> dict[str, Any]:
-        """Returns the scaler's numbers; waits for a device, as the scaler itself did in the step before."""
+        """Returns the scaler's numbers; waits for a device, as the scaler did in the step before."""
         return {} if self.scaler is None else dict(self.scaler.state_dict())
 
 
 def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Returns the optimizer in a wrapper that shows its state and groups as its own, as Accelerate's does.
+    """Returns the optimizer inside a wrapper that shares its state and groups, such as Accelerate's.
 
     Hooks before a step, and the form of the state, belong to the inner one. What has a state of its own stays as it is.
     """
@@ -153,7 +153,7 @@ def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (number, parameter) over all groups; numbers are text of equal length, which trees sort by."""
+    """Yields (number, parameter) over all groups; numbers are text of equal length, for sorting in trees."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return ((f"{number:06}", parameter) for number, parameter in enumerate(parameters))
 
@@ -193,7 +193,7 @@ def _values(value: Any) -> Any:
 
 
 def _form_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns the form of an optimizer's state for each trained parameter; empty if it cannot be found."""
+    """Returns the form of an optimizer's state for each trained parameter; empty if unknown."""
     numbers = iter(_numbered(optimizer))
     forms: dict[str, Any] = {}
     known: dict[Any, dict[str, Any]] = {}
@@ -215,7 +215,7 @@ def _form_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _after_a_step(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
-    """Returns a parameter's state in such an optimizer after a step, its tensors on any device."""
+    """Returns a parameter's state after a step of such an optimizer; tensors on any device."""
     if parameter.nbytes <= LARGE_BYTES:
         return _stepped(optimizer, group, parameter, "cpu")
     try:

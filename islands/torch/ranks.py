@@ -34,7 +34,7 @@ ENDED_WITHIN_S = 10.0
 
 @contextlib.contextmanager
 def started(count: int) -> Iterator[int]:
-    """Starts the other ranks of this island on this machine; yields the rank of this process.
+    """Starts the island's other ranks on this machine; yields this process's rank.
 
     They have the command line of this process, which is rank 0. Where torchrun has started it, it has the rank that
     torchrun says, and nothing is started.
@@ -68,7 +68,7 @@ def started(count: int) -> Iterator[int]:
             other.ended(ENDED_WITHIN_S)
     except (ConfigError, RunEnded, Interrupted):
         raise
-    except Exception as err:  # of a collective, perhaps, which says nothing of who has gone
+    except Exception as err:  # of a collective, perhaps, which does not name the lost rank
         lost_one = next(filter(None, (other.ended(0.5) for other in others)), None)
         if lost_one is not None:
             raise lost_one from err
@@ -81,13 +81,13 @@ def started(count: int) -> Iterator[int]:
 
 
 def _part() -> None:
-    """Ends what has joined the ranks, which NCCL warns about where nobody does."""
+    """Destroys the process group; NCCL warns if nobody does."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class _Other(threading.Thread):
-    """Another rank of this island, whose end in mid-training ends this process."""
+    """Another rank of this island; if it ends during training, this process ends, too."""
 
     def __init__(self, rank: int, environment: dict[str, str]) -> None:
         super().__init__(name=f"atoll-rank-{rank}", daemon=True)
@@ -105,7 +105,7 @@ class _Other(threading.Thread):
             self._error = lost(f"rank {self._rank} of this island, process {self._process.pid}, {how}")
 
     def ended(self, within_s: float) -> Unavailable | None:
-        """Waits for its end; returns an error if that was before the run's."""
+        """Waits for its end; returns an error if it came before the run's end."""
         self.join(within_s)
         return self._error
 
@@ -117,7 +117,7 @@ class _Other(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The ranks that train a task's module together; one, where nothing says otherwise.
+    """The ranks that train a task's module together; a single one by default.
 
     Attributes:
         rank: Of this process.
@@ -131,7 +131,7 @@ class Ranks:
 
     @classmethod
     def begin(cls, device: str = "") -> Ranks:
-        """Returns the ranks that the environment says, and joins them by NCCL, or on the CPU by gloo.
+        """Joins the ranks of the environment, by NCCL or on the CPU by gloo, and returns them.
 
         Args:
             device: To train on; empty: the GPU of this rank, or the CPU where there is none.
@@ -156,7 +156,7 @@ class Ranks:
         return cls(rank, count, torch.device("cuda", local) if gpus else torch.device("cpu"))
 
     def shard(self, module: nn.Module) -> None:
-        """Spreads a module's parameters over the ranks, each layer of a list of layers by itself (FSDP2)."""
+        """Shards a module's parameters over the ranks by FSDP2, each layer of a list of layers by itself."""
         from torch.distributed.fsdp import fully_shard  # takes a while to load
 
         mesh, on_gpu = _mesh(self.device.type, self.count), self.device.type == "cuda"
@@ -179,12 +179,12 @@ class Ranks:
 
 
 def world() -> int:
-    """Returns the number of ranks that the environment says."""
+    """Returns the number of ranks from the environment."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def gathered(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of all ranks, in their order, for a loss that each rank computes of all of them."""
+    """Returns the rows of all ranks in rank order, for a loss that every rank computes over all rows."""
     if world() == 1:
         return rows
     parts = [torch.empty_like(rows) for _ in range(world())]
@@ -196,12 +196,12 @@ def gathered(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _layers_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields the layers in a module's outermost lists of them."""
+    """Yields the layers of a module's outermost layer lists."""
     for child in module.children():
         yield from child if isinstance(child, nn.ModuleList) else _layers_of(child)
 
 
 @functools.cache
 def _mesh(device: str, count: int) -> DeviceMesh:
-    """Makes the mesh of all ranks once: that is a collective operation."""
+    """Returns the mesh of all ranks, made once, since making it is a collective operation."""
     return init_device_mesh(device, (count,))

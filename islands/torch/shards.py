@@ -15,12 +15,12 @@ else:  # a build of torch without it: no tensor is one
 
 
 def is_spread(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is spread over processes."""
+    """Returns whether a tensor is spread over processes."""
     return isinstance(tensor, DTensor)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns what is here of a tensor: its local shard, which shares its memory; or the tensor itself."""
+    """Returns a tensor's local shard, which shares its memory; a plain tensor itself."""
     if not isinstance(tensor, DTensor):
         return tensor
     with torch.no_grad():
@@ -29,7 +29,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def part_of_dtensor(tensor: torch.Tensor) -> Part | None:
-    """Returns this process's part of a tensor; None where it is a plain one.
+    """Returns this process's part of a tensor; None for a plain one.
 
     Of processes that have the same part the first of each replicated dimension of the mesh owns it.
     """
@@ -44,7 +44,7 @@ def part_of_dtensor(tensor: torch.Tensor) -> Part | None:
 
 
 def spread_like(local: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Returns a local shard as part of a tensor that is spread as ``like`` is."""
+    """Returns a local shard as part of a tensor that is spread like ``like``."""
     assert isinstance(like, DTensor)
     spread: torch.Tensor = DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()

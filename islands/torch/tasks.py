@@ -170,7 +170,7 @@ def _of(params: Params) -> _Training:
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
-    """Returns a batch on the device: tensors, and arrays of numpy, in any nest of tuples, lists and dicts."""
+    """Returns a batch on the device: tensors and numpy arrays in nested tuples, lists and dicts."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
@@ -181,7 +181,7 @@ def _moved(batch: Any, device: torch.device) -> Any:
 
 
 def _part(batch: Any, number: int, count: int) -> Any:
-    """Returns one of ``count`` parts of a batch, cut along the first axis of what it holds."""
+    """Returns one of ``count`` parts of a batch, cut along the first axis of its arrays."""
     if count == 1:
         return batch
     if isinstance(batch, dict):

@@ -1,4 +1,4 @@
-"""PyTorch tensors as leaves that change in place: copies, installation, and ways to and from numpy.
+"""PyTorch tensors as leaves that change in place: copies, installation, conversion to and from numpy.
 
 On a GPU copies are made on the caller's stream, with an event behind them; a worker thread takes them to the host on a
 stream of its own. So the training thread dispatches and goes on, and its stream never waits for the host's memory. On
@@ -26,23 +26,23 @@ Array = npt.NDArray[Any]
 
 
 class Copier(Protocol):
-    """Makes copies on the CPU beside the training thread."""
+    """The interface of a thread that copies tensors on the CPU beside training."""
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Future[torch.Tensor]]:
-        """Returns copies of the values of now, as they will be."""
+        """Returns copies of the current values, which may be made later."""
 
     def settle(self) -> None:
         """Waits until the tensors may be written to."""
 
 
 class Placed(NamedTuple):
-    """What is to be installed, on the device of its tensor.
+    """The values to install into a tensor, on its device.
 
     A copy into new memory costs the training thread eight times as much, as the kernel has to find the pages.
     """
 
     value: torch.Tensor
-    room: torch.Tensor | None  # for what it replaces, on the CPU; written to once, so that it has its pages
+    room: torch.Tensor | None  # for the replaced values, on the CPU; written to once, so that its pages exist
 
 
 class TensorLeaf(InPlaceLeaf):
@@ -71,27 +71,27 @@ class TensorLeaf(InPlaceLeaf):
 
     @property
     def given(self) -> torch.Tensor:
-        """The tensor as others hold it: one that is spread over processes is a DTensor."""
+        """The tensor in the module; a DTensor if it is spread over processes."""
         return self._tensor
 
     @property
     def tensor(self) -> torch.Tensor:
-        """What is here of the tensor."""
+        """This process's part of the tensor."""
         return local_of(self.given)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """The shape of the whole tensor."""
         return tuple(self._tensor.shape) if self._part is None else self._part.shape
 
     @property
     def part(self) -> Part | None:
-        """This process's part of it; None: it is whole here."""
+        """This process's part of the tensor; None if all of it is here."""
         return self._part
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As numpy calls it."""
+        """The dtype as a numpy dtype."""
         found = numpy_dtype(self._tensor.dtype)
         assert found is not None, self._tensor.dtype
         return found
@@ -101,7 +101,7 @@ class TensorLeaf(InPlaceLeaf):
         return _copies(leaves)
 
     def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Placed]) -> list[InPlaceLeaf]:
-        """Returns copies; on the CPU in the room that was placed, whose pages the kernel has given already."""
+        """Returns copies; on the CPU in reserved memory, whose pages exist already."""
         tensors = [_tensor_of(leaf).detach() for leaf in leaves]
         if any(each.room is None for each in placed):
             return _copies([TensorLeaf(tensor) for tensor in tensors])
@@ -110,7 +110,7 @@ class TensorLeaf(InPlaceLeaf):
         return [TensorLeaf(room) for room in rooms]
 
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Placed], keep: float) -> None:
-        """Writes a version into the tensors; on a device this is dispatched."""
+        """Writes a version into the tensors; only dispatched on a device."""
         for copier in {id(each): each for each in map(_copier_of, leaves) if each is not None}.values():
             copier.settle()
         tensors = [_tensor_of(leaf) for leaf in leaves]
@@ -123,7 +123,7 @@ class TensorLeaf(InPlaceLeaf):
                 _install(here, theirs, keep)
 
     def place(self, value: Array, *, room: bool = True) -> Placed:
-        """Puts an array on the tensor's device; waits until it is there."""
+        """Puts an array on the tensor's device; waits for the transfer."""
         placed, like = self._put(value), self._tensor
         here = room and like.device.type == "cpu"
         return Placed(placed, torch.ones(value.shape, dtype=like.dtype, device="cpu") if here else None)
@@ -152,7 +152,7 @@ class TensorLeaf(InPlaceLeaf):
         return DeviceCopy(found, _event_of(found))
 
     def to_host(self) -> Array:
-        """Returns the elements; a view of them where they are on the CPU."""
+        """Returns the elements; a view if they are on the CPU."""
         tensor = self.tensor.detach()
         return as_array(tensor if tensor.device.type == "cpu" else tensor.cpu())
 
@@ -186,7 +186,7 @@ class Rows(TensorLeaf):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """A view of the tensor that the leaf has now."""
+        """A view of rows of the leaf's current tensor."""
         return self._of.tensor.detach()[self._rows]
 
 
@@ -205,7 +205,7 @@ class DeviceCopy(TensorLeaf):
         self._event = event
 
     def to_host(self) -> Array:
-        """Returns the elements, by a stream of its own: not by one that would wait for later steps."""
+        """Returns the elements, copied on a separate stream that does not wait for later steps."""
         stream = _stream_of(self.tensor.device)
         with torch.cuda.stream(stream):
             stream.wait_event(self._event)
@@ -218,12 +218,12 @@ class DeviceCopy(TensorLeaf):
     # --- as a loss: what islands.session.exchange asks of a value on a device -----------------------------------
 
     def is_ready(self) -> bool:
-        """Whether it is computed."""
+        """Returns whether the copy is computed."""
         ready: bool = self._event.query()
         return ready
 
     def block_until_ready(self) -> None:
-        """Waits until it is computed."""
+        """Waits until the copy is computed."""
         self._event.synchronize()
 
     def __float__(self) -> float:
@@ -246,12 +246,12 @@ class LateCopy(TensorLeaf):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The copy; waits for it."""
+        """The copied tensor; waits until it is made."""
         return self._future.result()
 
 
 class Blank(InPlaceLeaf):
-    """A tensor that is yet to be: a form without values.
+    """A placeholder for a future tensor: shape and dtype without values.
 
     Args:
         shape: Of the tensor.
@@ -271,23 +271,23 @@ class Blank(InPlaceLeaf):
 
     @property
     def part(self) -> Part | None:
-        """This process's part of it; None: it will be whole here."""
+        """This process's part of the tensor; None if all of it will be here."""
         return self._part
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """The shape of the whole tensor."""
         return self._shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As numpy calls it."""
+        """The dtype as a numpy dtype."""
         found = numpy_dtype(self._dtype)
         assert found is not None
         return found
 
     def copies(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
-        """Returns copies; what is blank has no values, and stays."""
+        """Returns the placeholders themselves: they have no values to copy."""
         return _copies(leaves)
 
     def _never(self, *_: Any, **__: Any) -> Any:
@@ -302,11 +302,11 @@ class Blank(InPlaceLeaf):
         return Placed(as_tensor(value, self._dtype).to(self._device), None)
 
     def to_host(self) -> Array:
-        """Returns zeros, in the memory of one."""
+        """Returns zeros that share the memory of one element."""
         return np.broadcast_to(np.zeros((), self.dtype), self._shape if self._part is None else self._part.region.shape)
 
     def rows(self, start: int, stop: int) -> InPlaceLeaf:
-        """Returns some rows, as blank."""
+        """Returns a placeholder for some rows."""
         return Blank((stop - start, *self._shape[1:]), self._dtype, self._device)
 
     def written(self, value: Array | Spread) -> InPlaceLeaf:
@@ -318,7 +318,7 @@ class Blank(InPlaceLeaf):
 
 
 def loss_leaf(loss: torch.Tensor) -> Any:
-    """Returns a loss for others to read, later and elsewhere; never waits for a device."""
+    """Returns a loss that another thread can read later; never waits for a device."""
     if loss.numel() != 1:
         return loss  # for others to refuse
     if not loss.is_cuda:
@@ -350,7 +350,7 @@ def _copies(leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
 
 
 def _here(value: Array | Spread, part: Part | None) -> Array:
-    """Returns what is here of a value."""
+    """Returns this process's part of a value."""
     if part is not None:
         return part_of(value, part.region)
     assert not isinstance(value, Spread), "what is whole here comes as a whole"
@@ -375,7 +375,7 @@ def _by_device(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 
 
 def _copies_on(tensors: Sequence[torch.Tensor], parts: Sequence[Part | None]) -> list[InPlaceLeaf]:
-    """Dispatches copies of tensors on one GPU, those of one dtype together."""
+    """Dispatches copies of tensors on one GPU, grouped by dtype."""
     copies: list[torch.Tensor] = [torch.empty_like(x, requires_grad=False) for x in tensors]
     with torch.no_grad():
         torch._foreach_copy_(copies, [x.detach() for x in tensors])
@@ -401,7 +401,7 @@ def _install(tensors: Sequence[torch.Tensor], placed: Sequence[torch.Tensor], ke
 
 
 def _event_of(tensor: torch.Tensor) -> Any:
-    """Returns an event behind what the current stream of the tensor's device has been given."""
+    """Returns an event after all work queued so far on the current stream of the tensor's device."""
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(tensor.device))
     return event
@@ -409,5 +409,5 @@ def _event_of(tensor: torch.Tensor) -> Any:
 
 @functools.cache
 def _stream_of(device: torch.device) -> Any:
-    """Returns the stream on which values go to the host and come from it."""
+    """Returns the stream for copies to and from the host."""
     return torch.cuda.Stream(device)

@@ -1,4 +1,4 @@
-"""A ``Trainer`` of Hugging Face, or one of TRL, as an island: :class:`Atoll` is its callback.
+"""Makes a ``Trainer`` of Hugging Face or TRL an island, by the callback :class:`Atoll`.
 
 from islands.torch.trainer import Atoll
 
@@ -20,7 +20,7 @@ from islands.torch.joining import join
 
 
 class Atoll(TrainerCallback):  # type: ignore[misc]  # of no type where transformers is missing
-    """Joins a run as training begins, steps with the optimizer, and leaves with the final parameters.
+    """Joins a run when training begins, counts optimizer steps, and leaves with the final parameters.
 
     A dataset with a length is dealt among the islands by the run, in another order in each epoch: the trainer keeps its
     loader, with any number of workers, and only the order in which this asks for examples is ours. Of a stream, or to
@@ -40,7 +40,7 @@ class Atoll(TrainerCallback):  # type: ignore[misc]  # of no type where transfor
         self._loss: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Joins, with the model, the optimizer and the scheduler that the trainer has made."""
+        """Joins with the trainer's model, optimizer and scheduler."""
         options = {"scheduler": given.get("lr_scheduler"), **self.options}
         self.island = join(self.address, given["model"], given["optimizer"], **options)
         loader = given["train_dataloader"]
@@ -54,26 +54,26 @@ class Atoll(TrainerCallback):  # type: ignore[misc]  # of no type where transfor
         sampler.sampler = _Dealt(len(loader.dataset), self.island, batch)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Takes note of a step of the optimizer, and ends training with the run."""
+        """Counts an optimizer step, and ends training with the run."""
         self.island.step(self._loss)
         control.should_training_stop = control.should_training_stop or self.island.done
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
-        """Keeps the loss: callbacks are told it only here, after the step."""
+        """Keeps the loss, which callbacks get only here, after the step."""
         self._loss = logs.get("loss", self._loss)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Hands over the rest; the model has the run's final parameters then."""
+        """Hands over the rest; after that the model has the run's final parameters."""
         self.island.close()
 
 
 class _Dealt(Sampler[int]):  # type: ignore[misc]
-    """The numbers of this island's examples, an epoch at a time; asked in the trainer's process alone.
+    """The numbers of this island's examples, an epoch at a time; used in the trainer's process only.
 
     Args:
         size: Examples of the dataset.
         island: That has joined.
-        batch: Examples of a step of the optimizer: what an island takes at a time.
+        batch: Examples of one optimizer step, taken at a time.
     """
 
     def __init__(self, size: int, island: Any, batch: int) -> None:
@@ -92,7 +92,7 @@ class _Dealt(Sampler[int]):  # type: ignore[misc]
 
 
 class Shared(IterableDataset[Any]):  # type: ignore[misc]
-    """The examples of a dataset that are this island's, for a loader without workers.
+    """This island's examples of a dataset, for a loader without workers.
 
     Args:
         dataset: With examples by number, or a stream (:mod:`islands.tasks.sources`).

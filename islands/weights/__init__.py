@@ -1,1 +1,1 @@
-"""Trained models as other tools write them, read by name."""
+"""Reads the tensors of trained models by name, in the formats of other tools."""

@@ -58,7 +58,7 @@ class Stored:
     start: int
 
     def read(self) -> Array:
-        """Returns its elements, mapped from the file; nobody may write to them."""
+        """Returns the elements, read-only, mapped from the file."""
         if not math.prod(self.shape):
             return np.zeros(self.shape, self.dtype)
         found: Array = np.memmap(self.file, self.dtype, "r", self.start, self.shape)
@@ -66,7 +66,7 @@ class Stored:
 
 
 class Weights(Mapping[str, Array]):
-    """The tensors of a model by name; each is read when it is asked for.
+    """The tensors of a model by name; each is read on access.
 
     Args:
         path: That was opened, for messages.
@@ -88,12 +88,12 @@ class Weights(Mapping[str, Array]):
         return len(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, without reading it."""
+        """Returns the shape of a tensor without reading it."""
         return self._tensors[name].shape
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
-        """Name -> 32 hex digits over number format, shape and bytes; kept beside each file until that changes."""
+        """Name -> 32 hex digits over number format, shape and bytes; cached beside each file."""
         by_file: dict[Path, dict[str, Stored]] = {}
         for name, tensor in self._tensors.items():
             if isinstance(tensor, Stored):
@@ -105,17 +105,17 @@ class Weights(Mapping[str, Array]):
 
     @property
     def digest(self) -> str:
-        """32 hex digits over the names and digests of all tensors: equal for a model in one file or in shards."""
+        """32 hex digits over the names and digests of all tensors; the same for one file or shards."""
         return combined(self.digests)
 
 
 def combined(digests: Mapping[str, str]) -> str:
-    """Returns one digest of 32 hex digits for many, by name."""
+    """Returns one digest for several named ones: 32 hex digits."""
     return xxhash.xxh3_128_hexdigest("\n".join(f"{name} {digests[name]}" for name in sorted(digests)).encode())
 
 
 def grouped(digests: Mapping[str, str], most: int = MOST_DIGESTS) -> dict[str, str]:
-    """Returns digests by tensor; where they are more than ``most``, by the first parts of the names."""
+    """Returns digests by tensor; if there are more than ``most``, by the first parts of the names."""
     depth = max((name.count(".") for name in digests), default=0) + 1
     while True:
         groups: dict[str, dict[str, str]] = {}
@@ -130,7 +130,7 @@ def grouped(digests: Mapping[str, str], most: int = MOST_DIGESTS) -> dict[str, s
 
 
 def open_weights(path: str | os.PathLike[str], *, field: str = "init") -> Weights:
-    """Opens a trained model; reads names and shapes, of safetensors no elements.
+    """Opens a trained model; reads names and shapes, and no elements of safetensors.
 
     Args:
         path: A safetensors file; a directory with one, or with shards and their index; an Orbax checkpoint; a torch
@@ -164,7 +164,7 @@ def open_weights(path: str | os.PathLike[str], *, field: str = "init") -> Weight
 
 
 def _in_shards(index: Path, field: str) -> dict[str, Stored]:
-    """Returns the tensors that an index names, from the shards where it says that they are."""
+    """Returns the tensors of an index file, from its shards."""
     try:
         shard_of = json.loads(index.read_text("utf-8"))["weight_map"]
         shards = sorted({str(name) for name in shard_of.values()})
@@ -182,7 +182,7 @@ def _in_shards(index: Path, field: str) -> dict[str, Stored]:
 
 
 def _in_file(file: Path, field: str) -> dict[str, Stored]:
-    """Returns the tensors of a safetensors file; the library checks that their bytes are all there."""
+    """Returns the tensors of a safetensors file; the library checks that it is complete."""
     try:
         with safe_open(file, "numpy"):
             pass
@@ -203,7 +203,7 @@ def _in_file(file: Path, field: str) -> dict[str, Stored]:
 
 
 def _orbax_item(path: Path) -> Path | None:
-    """Returns the folder of an Orbax checkpoint's tree: itself, its item, or that of the newest step."""
+    """Returns the folder of an Orbax checkpoint's tree: the folder itself, its item, or the newest step's."""
     steps: Sequence[Path] = sorted((p for p in path.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
     for folder in (path, *reversed(steps)):
         for item in (folder, *sorted(p for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ():
@@ -223,7 +223,7 @@ def _digest(array: Array) -> str:
 
 
 def _digests_of(file: Path, tensors: Mapping[str, Stored]) -> dict[str, str]:
-    """Returns the digests of a file's tensors: those that are kept, if the file has not changed since."""
+    """Returns the digests of a file's tensors, from the cache if the file has not changed."""
     stat = file.stat()
     state = [stat.st_size, stat.st_mtime_ns]
     cache = user_files.cache_folder()

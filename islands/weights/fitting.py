@@ -1,11 +1,11 @@
-"""Finds the tensors of a model file that belong to a tree, by name and shape. Pure."""
+"""Pairs the tensors of a model file with those of a tree, by name and shape. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-#: Of each sort, how many names a message has.
+#: Most names of each kind in a message.
 MOST_NAMES = 5
 
 Shape = tuple[int, ...]
@@ -29,7 +29,7 @@ class Fit:
 
     @property
     def whole(self) -> bool:
-        """True if every tensor of both has its partner."""
+        """True if every tensor of the file and of the tree is paired."""
         return not (self.missing or self.unexpected or self.unlike)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ def fit(
 def _by_rule(
     wanted: Collection[str], has: Collection[str], aliases: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, list[str]], str]:
-    """Returns the names to look for by the rule that finds most, and the part in front of them."""
+    """Returns the names to look for, by the rule with most matches, and their common prefix."""
     scopes = ["", *sorted({name.split(sep)[0] + sep for name in has for sep in "./" if sep in name})]
     best: tuple[int, dict[str, list[str]], str] = (-1, {}, "")
     for scope in scopes:

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 def read(folder: Path, field: str) -> dict[str, Array]:
-    """Returns the arrays of a checkpoint by name: the keys on the way to each, with dots between.
+    """Returns the arrays of a checkpoint by name: the keys of the path, joined by dots.
 
     They are in memory.
 
@@ -41,7 +41,7 @@ def read(folder: Path, field: str) -> dict[str, Array]:
 
 
 def write(tensors: Mapping[str, Array], folder: Path) -> None:
-    """Writes tensors as a checkpoint of one flat mapping; the folder must not be there yet.
+    """Writes tensors as a checkpoint of one flat mapping; the folder must not exist yet.
 
     Raises:
         ConfigError: Orbax is not installed.

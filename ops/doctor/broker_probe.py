@@ -1,6 +1,6 @@
-"""Asks a broker: do its ports let us in, what does it speak, how long and how wide is the way. Shell.
+"""Probes a broker: access to its ports, protocol, round trip and bandwidth. Shell.
 
-Who asks takes no part in the run: it sends ``probe`` (broker/PROTOCOL.md) over the bulk port, and nothing over the
+The probe takes no part in the run: it sends ``probe`` (broker/PROTOCOL.md) over the bulk port, and nothing over the
 other one. A broker counts that one as a connection that ended without a word. Where a port does not open, its greeting
 is read over a plain socket: it says by itself whether keys are wanted.
 """
@@ -45,7 +45,7 @@ ROUND_TRIPS = 7
 FULL_PROBES = 3
 #: The name that is asked for where the user names no run: a probe is answered whatever it names.
 ANY_RUN = "atoll"
-#: What a ZMTP 3 peer says first: a signature, its version, and the mechanism in 20 bytes.
+#: The greeting of a ZMTP 3 peer: a signature, its version, and the mechanism in 20 bytes.
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _GREETING_BYTES = 64
 
@@ -66,7 +66,7 @@ _ENDS: dict[int | None, Door] = {
 
 
 def look_at(address: str, *, keys: ClientKeys | None, run: str, context: zmq.Context[Any]) -> BrokerSeen:
-    """Returns what one broker shows, within about 10 s, or 20 s where it is busy.
+    """Returns the findings on one broker, within about 10 s, or 20 s if it is busy.
 
     Args:
         address: Of its control port.
@@ -118,7 +118,7 @@ def _connected(
 
 
 def _door(watched: _Watched, address: str, channel: Channel, *, keyed: bool) -> tuple[Door, str]:
-    """Waits for the handshake; where it fails, finds out why."""
+    """Waits for the handshake; if it fails, finds the reason."""
     tcp = address.startswith("tcp:")
     event = _end_of_handshake(watched, OPEN_WITHIN_S, retried=tcp)
     if event not in _ENDS and tcp:
@@ -134,7 +134,7 @@ def _door(watched: _Watched, address: str, channel: Channel, *, keyed: bool) -> 
 
 
 def _end_of_handshake(watched: _Watched, within_s: float, *, retried: bool) -> int | None:
-    """Returns the event that ended a handshake, well or badly; None if none came in time."""
+    """Returns the event that ended a handshake, good or bad; None if none came in time."""
     ends_s = time.monotonic() + within_s
     while (left_s := ends_s - time.monotonic()) > 0 and watched[1].poll(math.ceil(1000 * left_s)):
         event = int(parse_monitor_message(watched[1].recv_multipart())["event"])
@@ -144,7 +144,7 @@ def _end_of_handshake(watched: _Watched, within_s: float, *, retried: bool) -> i
 
 
 def _misfit(host: str, port: int, *, keyed: bool) -> tuple[Door, str] | None:
-    """Says by the first bytes of a port why no handshake with it is possible; None if one is."""
+    """Returns why no handshake with a port is possible, by its first bytes; None if it is."""
     try:
         with socket.create_connection((host, port), OPEN_WITHIN_S) as connection:
             connection.settimeout(OPEN_WITHIN_S)
@@ -275,7 +275,7 @@ def _way(asking: _Asking) -> Way | None:
 
 
 def _rate(asking: _Asking, round_trip_s: float, *, up: bool) -> float:
-    """Returns a direction's rate in bits per second, by the largest probe in time; 0 without any probe.
+    """Returns a direction's rate in bits per second, from the largest probe in time; 0 without one.
 
     Probes grow, over one connection: TCP begins slowly, and beside the round trip a small one is lost in the noise.
     """

@@ -1,4 +1,4 @@
-"""``atoll doctor``: looks at this machine and at the hub, and says what to do about what it finds.
+"""``atoll doctor``: checks this machine and the hub, and gives a cure for each problem.
 
 Every probe has a limit of its own and runs in a thread that nobody waits for any longer; JAX starts in a process beside
 the first ones. All of it takes about 20 s at most.
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command line, the environment and the file ask about."""
+    """The addresses and files to check, from command line, environment and file."""
 
     brokers: tuple[str, ...]
     key: Path | None
@@ -84,7 +84,7 @@ class Asked:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings as they come; returns 1 if one of them is a failure, else 0.
+    """Prints findings as they come; returns 1 if one is a failure, else 0.
 
     Raises:
         ConfigError: A flag, or the file, is wrong.
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def resolve(args: argparse.Namespace, environment: Mapping[str, str]) -> Asked:
-    """Returns what is asked about: flags win over the environment, and that over the file.
+    """Returns the addresses and files to check: flags win over the environment, and that over the file.
 
     Raises:
         ConfigError: One of them is wrong.
@@ -151,7 +151,7 @@ _Found = list[Finding]
 
 
 class _Probe:
-    """One probe in a thread of its own, which ends with this process if it does not end before."""
+    """One probe in a daemon thread."""
 
     def __init__(self, subject: str, look: Callable[[], _Found], within_s: float) -> None:
         self.subject = subject
@@ -168,7 +168,7 @@ class _Probe:
             self._found = [failure(self.subject, f"the probe itself failed: {type(err).__name__}: {err}", cure)]
 
     def result(self) -> _Found:
-        """Waits until it has ended, or its time is over."""
+        """Returns the probe's findings, or a failure if it does not end in time."""
         self._thread.join(max(0.0, self._ends_s - time.monotonic()))
         if self._thread.is_alive():
             cure = "see why it hangs: a full queue, a dead network drive; or leave it out with --skip"
@@ -177,7 +177,7 @@ class _Probe:
 
 
 def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
-    """Yields the name of each probe, with None when one waits for it, and with what it found."""
+    """Yields (name, None) when a probe is waited for, then (name, its findings)."""
     later = None
     if "jax" not in asked.skip:
         # It waits a little less than the probe, so as to say by itself that its time is over.
@@ -222,7 +222,7 @@ def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
 
 
 def look_at_keys(path: Path | None) -> tuple[list[Finding], ClientKeys | None]:
-    """Returns what there is to say of a secret key file, and what it is good for as a client's.
+    """Returns the findings on a secret key file, and its key for clients if it is good.
 
     The key of a broker is no client's; the allow list beside it is looked at.
     """
@@ -251,7 +251,7 @@ def _allowed(directory: Path) -> Finding:
     try:
         allowed = read_allow_list(path)
     except ConfigError as err:
-        cure = f"{err.cure}; a broker that runs goes on with the one that it read before"
+        cure = f"{err.cure}; a running broker keeps the list that it read before"
         return failure("keys", f"{path} cannot be used", cure)
     if not allowed:
         cure = f"atoll keys new island NAME --dir {shlex.quote(str(directory))}"
@@ -263,7 +263,7 @@ def _allowed(directory: Path) -> Finding:
 
 
 def _progress(what: str) -> None:
-    """Says on a terminal what is waited for, on a line that the next one overwrites."""
+    """Shows on a terminal which probe is waited for, on a line that the next one overwrites."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{f'looking at {what} ..' if what else ''}", end="", file=sys.stderr, flush=True)
 

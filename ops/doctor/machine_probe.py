@@ -1,4 +1,4 @@
-"""Looks at this machine: Python, JAX in a process of its own, and a disk. Shell."""
+"""Checks this machine: Python, JAX in a process of its own, and a disk. Shell."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ACCELERATORS = {"/dev/nvidia0": "NVIDIA GPU", "/dev/accel0": "TPU"}
 
 
 def look_at_python() -> Finding:
-    """Looks at this interpreter."""
+    """Returns the findings on this interpreter."""
     return machine_findings.python(
         version=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
         system=platform.system(),
@@ -52,7 +52,7 @@ def look_at_python() -> Finding:
 
 
 def look_at_jax(within_s: float) -> Finding:
-    """Asks JAX for its devices; the process that asks ends with this one, or when its time is over."""
+    """Returns the findings on JAX's devices, from a child process with a time limit."""
     try:
         done = subprocess.run(
             tied([sys.executable, "-P", "-c", _JAX]),
@@ -77,7 +77,7 @@ def look_at_jax(within_s: float) -> Finding:
 
 
 def look_at_disk(directory: Path) -> Finding:
-    """Measures the disk of a directory, existing or not, by writing at most 64 MiB; leaves no file there."""
+    """Measures the disk of a directory, which need not exist, by writing at most 64 MiB; leaves no file."""
     place = directory
     while not place.exists() and place != place.parent:
         place = place.parent  # where the directory would be made

@@ -1,4 +1,4 @@
-"""Asks Redis: does it answer, permit a run's writes, how late is it, what time is it there. Shell."""
+"""Probes Redis: answer, permissions for a run's writes, latency, clock. Shell."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ops.findings.machine_findings import clock_apart
 from ops.processes.redis_server import find_server
 
 SUBJECT = "Redis"
-#: What is written to see whether it may be vanishes after so long.
+#: Expiry of test keys.
 GONE_AFTER_S = 60
 #: A run's processes give Redis up after 1.5 s.
 SLOW_S = 0.2
 
 
 def look_at_redis(url: str, *, given: bool, run: str) -> list[Finding]:
-    """Returns what there is to say of Redis at an address.
+    """Returns the findings on Redis at an address.
 
     Args:
         url: Its address.
@@ -55,7 +55,7 @@ def judge(
     runs: int,
     evicts: str = "",
 ) -> list[Finding]:
-    """Returns what there is to say of a Redis that answers. Pure.
+    """Returns the findings on a Redis that answers. Pure.
 
     Args:
         address: Where it is.
@@ -114,7 +114,7 @@ async def _asked(registry: Registry) -> list[Finding]:
 
 
 async def _denied(redis: Redis, registry: Registry) -> tuple[str, ...]:
-    """Tries a run's commands under its prefix; returns those that are not permitted."""
+    """Tries a run's commands under its prefix; returns the forbidden ones."""
     hashed, ordered, stream, text = (registry.key("doctor", kind) for kind in ("hash", "ordered", "stream", "text"))
     tries: list[tuple[Any, ...]] = [
         ("SET", text, "1", "EX", GONE_AFTER_S),
@@ -162,7 +162,7 @@ return 1
 
 
 async def _about(redis: Redis) -> tuple[str, str]:
-    """Returns name and version of the server, and its policy if it evicts keys; it need not say either."""
+    """Returns name and version of the server, and its policy if it evicts keys, as far as known."""
     with contextlib.suppress(NoPermissionError):
         told: Any = await redis.info()
         valkey = told.get("valkey_version")

@@ -1,4 +1,4 @@
-"""Judges a broker that was looked at: its doors, protocol and release, and the way there. Pure."""
+"""Judges a broker's probe: its ports, protocol and release, and the link to it. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NARROW_BITS_PER_S = 10e6
 #: A connection that carries so much of what its buffers let it carry is full.
 FILLED = 0.3
 LONG_ROUND_TRIP_S = 1.0
-#: What the transfer times are told of: parameters, as bf16.
+#: Parameters whose transfer times in bf16 are given as examples.
 EXAMPLE_PARAMETERS = 100_000_000
 
 
 class Door(StrEnum):
-    """The way in which a port of a broker received us."""
+    """The outcome of a connection to a broker's port."""
 
     OPEN = "open"
     NO_NAME = "no name"  # its host's name is not known
@@ -34,7 +34,7 @@ class Door(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """The way to a broker and back; rates in bits per second, 0 where nothing came in time."""
+    """The link to a broker; rates in bits per second, 0 if nothing came in time."""
 
     round_trips_s: tuple[float, ...]
     up_bits_per_s: float = 0.0
@@ -45,7 +45,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSeen:
-    """What one broker showed.
+    """The measurements of one broker.
 
     Attributes:
         address: Of its control port.
@@ -74,7 +74,7 @@ class BrokerSeen:
 
 
 def judge(seen: BrokerSeen, own_release: str) -> list[Finding]:
-    """Returns what there is to say of one broker, in the order in which it was found."""
+    """Returns the findings on one broker, in the order of the probes."""
     doors = [(name, door) for name, door in (("control", seen.control), ("bulk", seen.bulk)) if door is not Door.OPEN]
     if doors:
         return [_closed(seen, *doors[0])]

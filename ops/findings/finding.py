@@ -1,4 +1,4 @@
-"""A finding of the doctor: a subject, a verdict, what was seen, and a cure. Pure."""
+"""A finding of the doctor: subject, verdict, observation, and cure. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was found about one subject.
+    """One finding on one subject.
 
     Attributes:
-        subject: What was looked at, in a word or two.
+        subject: The subject in a word or two.
         verdict: Whether that is good enough.
-        seen: What it is like, in a line.
+        seen: The observation in a line.
         cure: What to do; empty only where nothing is to be done.
     """
 
@@ -35,27 +35,27 @@ class Finding:
 
 
 def ok(subject: str, seen: str, cure: str = "") -> Finding:
-    """Returns a finding that is good enough."""
+    """Returns a finding with verdict ``ok``."""
     return Finding(subject=subject, verdict=Verdict.OK, seen=seen, cure=cure)
 
 
 def warning(subject: str, seen: str, cure: str) -> Finding:
-    """Returns a finding that works, and may cost something."""
+    """Returns a finding with verdict ``warning``: it works, at a cost."""
     return Finding(subject=subject, verdict=Verdict.WARNING, seen=seen, cure=cure)
 
 
 def failure(subject: str, seen: str, cure: str) -> Finding:
-    """Returns a finding that keeps a run from working."""
+    """Returns a finding with verdict ``failure``: no run can work so."""
     return Finding(subject=subject, verdict=Verdict.FAILURE, seen=seen, cure=cure)
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
-    """Returns 1 if one of them is a failure, else 0."""
+    """Returns 1 if any finding is a failure, else 0."""
     return int(any(each.verdict is Verdict.FAILURE for each in findings))
 
 
 def summary(findings: Sequence[Finding], took_s: float) -> str:
-    """Returns the last line: how many were found of each verdict."""
+    """Returns the last line: the number of findings by verdict."""
     count = Counter(each.verdict for each in findings)
     failures, warnings = count[Verdict.FAILURE], count[Verdict.WARNING]
     if not failures and not warnings:

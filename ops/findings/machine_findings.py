@@ -1,4 +1,4 @@
-"""Judges what was seen of this machine: Python, JAX, clock, open files and disk. Pure."""
+"""Judges this machine's probes: Python, JAX, clock, open files and disk. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLOCK_APART_S = 1.0
 #: Each version of a fragment is on disk before anybody gets it: a slower fsync is waited for in every round.
 SLOW_FSYNC_S = 0.05
 SLOW_DISK_BYTES_PER_S = 50e6
-#: An island has two connections to its broker; a broker has about so many files besides.
+#: An island has two connections to its broker; beside these a broker has about this many open files.
 ISLAND_FILES, BROKER_FILES = 2, 32
 #: A broker that has room for fewer islands is warned of.
 FEW_ISLANDS = 100
@@ -33,7 +33,7 @@ def python(
     release: str,
     fault: tuple[str, str] | None,
 ) -> Finding:
-    """Judges the interpreter, and the packages that a daemon cannot do without.
+    """Judges the interpreter, and the packages that every daemon needs.
 
     Args:
         version: Such as (3, 11, 2).
@@ -43,7 +43,7 @@ def python(
         missing: Names of packages that cannot be imported.
         curve: Whether ZeroMQ was built with CurveZMQ.
         release: Of this package; empty: a checkout.
-        fault: What is wrong with the packages that were installed, and the cure; None: nothing.
+        fault: A fault of the installed packages, with the cure; None: no fault.
     """
     text = ".".join(map(str, version))
     where = f"{text} on {system} {machine}, {processors} processors, atoll {release or '(checkout)'}"
@@ -65,7 +65,7 @@ def python(
 
 
 def silent_jax(why: str, *, late: bool = False) -> Finding:
-    """Judges a JAX that said nothing, or (``late``) nothing before its time was over."""
+    """Judges a JAX process that gave no answer, or (``late``) none in time."""
     if late:
         return warning("JAX", why, "try python -c 'import jax; print(jax.devices())', and see what it waits for")
     cure = "pip install jax ('jax[cuda12]' for NVIDIA, 'jax[tpu]' for TPUs), or ask python -c 'import jax' itself"
@@ -73,7 +73,7 @@ def silent_jax(why: str, *, late: bool = False) -> Finding:
 
 
 def jax(version: str, platform: str, devices: Sequence[str], *, hardware: str = "", chosen: str = "") -> Finding:
-    """Judges what JAX said in a process of its own.
+    """Judges the answer of the JAX process.
 
     Args:
         version: Its version.
@@ -93,7 +93,7 @@ def jax(version: str, platform: str, devices: Sequence[str], *, hardware: str = 
 
 
 def clock_apart(who: str, offset_s: float, within_s: float) -> Finding:
-    """Judges this clock against another one.
+    """Judges the difference between this clock and another one.
 
     Args:
         who: Whose the other one is.
@@ -109,7 +109,7 @@ def clock_apart(who: str, offset_s: float, within_s: float) -> Finding:
 
 
 def open_files(limit: int, most_peers: int) -> Finding:
-    """Judges the limit of open files, to which a broker here would raise its own.
+    """Judges the hard limit of open files, up to which a broker raises its own.
 
     Args:
         limit: Of a process.
@@ -125,7 +125,7 @@ def open_files(limit: int, most_peers: int) -> Finding:
 
 
 def disk(directory: str, *, free_bytes: int, bytes_per_s: float, fsync_s: float) -> Finding:
-    """Judges the disk that a store and checkpoints would be on.
+    """Judges the disk for a store and checkpoints.
 
     Args:
         directory: Where.

@@ -1,1 +1,1 @@
-"""What a fleet needs and how it fares, before it is rented. Pure."""
+"""Forecasts a fleet's needs, pace and goodput before it is rented. Pure."""

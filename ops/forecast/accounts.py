@@ -52,7 +52,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """Training of one island that did not count in the end."""
+    """Training of one island that was wasted."""
 
     cause: Cause
     at_s: Floats  # when it was found out, in seconds, [k]
@@ -60,7 +60,7 @@ class Dropped:
 
 
 def account(lines: Sequence[TimeLine], dropped: Sequence[Dropped] = ()) -> Account:
-    """Returns where the time of equally large islands went, or of a job; ``dropped``: wasted training."""
+    """Returns the shares of time of equal islands, or of one job; ``dropped``: wasted training."""
     duration_s, count = lines[0].duration_s, len(lines)
     edges_s = np.linspace(0.0, duration_s, BATCHES + 1)
     useful_s = np.zeros(BATCHES)
@@ -86,7 +86,7 @@ def account(lines: Sequence[TimeLine], dropped: Sequence[Dropped] = ()) -> Accou
 
 
 def _steps_of(intervals: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Returns how many of some intervals hold at each time: ascending edges, and the count from each on."""
+    """Returns the number of open intervals over time: ascending edges, and the count after each."""
     starts_s, ends_s = (np.concatenate(column) for column in zip(*intervals, strict=True))
     times_s = np.concatenate([[0.0], starts_s, ends_s])
     changes = np.concatenate([[0.0], np.ones_like(starts_s), -np.ones_like(ends_s)])
@@ -113,7 +113,7 @@ _SAMPLE = 400_000
 
 
 def contributions(lines: Sequence[TimeLine], model: FailureModel) -> tuple[float | None, list[Dropped]]:
-    """Returns the mean staleness of what is merged, and for each island the training refused as too stale."""
+    """Returns the mean staleness of merged training, and each island's training refused as too stale."""
     times_s, clock_s = fleet_clock(lines)
     rounds = int(clock_s[-1] / model.interval_s)
     phases = min(model.sync_interval, max(1, _SAMPLE // max(1, rounds * len(lines))))
@@ -135,7 +135,7 @@ def contributions(lines: Sequence[TimeLine], model: FailureModel) -> tuple[float
 
 
 def fleet_clock(lines: Sequence[TimeLine]) -> tuple[Floats, Floats]:
-    """Returns the knots of the fleet's clock: times, and training that counts towards the sync interval."""
+    """Returns the knots of the fleet's clock: times, and training towards the sync interval."""
     trains = _steps_of([(line.from_s, line.to_s) for line in lines])
     down = _steps_of([(line.down_from_s, line.down_to_s) for line in lines])
     times_s = np.unique(np.concatenate([trains[0], down[0], [lines[0].duration_s]]))
@@ -159,7 +159,7 @@ def _of_island(line: TimeLine, due_s: Floats, model: FailureModel) -> tuple[Floa
     trains = (interval >= 0) & (due_s < line.to_s[interval]) if len(line.from_s) else np.zeros(len(due_s), bool)
     j = np.flatnonzero(trains)
     start_s = np.concatenate([[0.0], due_s[j]])[:-1]
-    if len(line.down_from_s):  # what it had not handed over went with it
+    if len(line.down_from_s):  # training that was not handed over is lost
         last = np.searchsorted(line.down_from_s, due_s[j], side="right") - 1
         start_s = np.where(last >= 0, np.maximum(start_s, line.down_to_s[np.maximum(last, 0)]), start_s)
     begin, end = np.interp(start_s, knots_s, earned_s), np.interp(due_s[j], knots_s, earned_s)

@@ -1,4 +1,4 @@
-"""A fleet of many chips and its failures: settings, draws from a seed, and warnings. Pure.
+"""A fleet of many chips and its failures: settings, draws from a seed, warnings. Pure.
 
 Chips are interrupted as a Poisson process. They come in slices, which leave and return as a whole; slices make up an
 island.
@@ -24,10 +24,10 @@ from ops.forecast.fleet import Mode, check
 YEAR_S = 365.25 * 86_400.0
 DAY_S = 86_400.0
 
-#: The most that a simulation goes through, by what it is; more would take hours, or too much memory.
+#: Limits of a simulation by subject; more would take hours, or too much memory.
 MOST_EVENTS = {"interruptions": 200_000_000, "rounds of all islands": 50_000_000}
 
-#: The most of any setting: seconds, years or chips beyond it overflow sums. And the least of what must be above 0.
+#: The largest value of any setting, beyond which sums overflow, and the smallest of a positive one.
 MOST, LEAST = 1e12, 1e-9
 
 #: The parts of a simulated time that are taken as independent, for confidence intervals.
@@ -46,28 +46,28 @@ class FailureModel:
     repair_s: float = setting(1800.0, "seconds until an interrupted slice is back")
 
     # Fitted, with the next four. An interruption counts from the next check on: training up to there is kept, and all
-    # interruptions since the last check share one pause. It stands for notices given ahead, and for failures injected
+    # interruptions since the last check share one pause. It models notices given ahead, and failures injected
     # between steps, as the paper does it. Without it the non-elastic row falls off too fast (14 % for 18 at 2.4 M).
     check_s: float = setting(
         5.5,
         "an interruption takes effect at the next of such checks, in seconds; training up to there counts; 0: at once",
     )
-    scale_down_s: float = setting(22.3, "pause to go on without lost slices; more losses during it cost no more time")
+    scale_down_s: float = setting(22.3, "pause to continue without lost slices; further losses during it cost no time")
     scale_up_s: float = setting(8.0, "pause to take slices back that have waited long enough")
     # Slices that are ready rejoin for nothing in a pause that happens anyway. So a failure costs scale-down plus
     # scale-up where failures are rare, and little more than the scale-down where they are frequent: table 1 says 35 s
     # per failure at its rare end and 20 s at the other.
     rejoin_wait_s: float = setting(90.0, "seconds that a returned slice waits for a pause that happens anyway")
     restart_s: float = setting(
-        83.5, "restart of what stopped whole, on spare slices: reschedule, load, redo what is lost"
+        83.5, "restart of a stopped job or island on spare slices: reschedule, load, redo lost steps"
     )
     # What sets an island apart from an elastic job of its size: 54 % for two islands of 1.2 M chips, 58 % for the job.
     catch_up_s: float = setting(1.0, "an island's fetching of the versions that others made while it paused")
 
     step_s: float = setting(1.0, "seconds of an inner step")
     sync_interval: int = setting(24, "inner steps between two merges of a fragment")
-    # As in the laboratory and in real runs: what is merged arrives within the next step, unless links are slow.
-    overlap: int = setting(1, "inner steps between handing a fragment over and adopting what it was merged into")
+    # As in the laboratory and in real runs: a version arrives within the next step, unless links are slow.
+    overlap: int = setting(1, "inner steps between handing a fragment over and adopting the merged version")
     max_staleness: int = setting(8, "a contribution with a step trained on an older version than this is refused")
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class FailureModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedFleet:
-    """A fleet of equal chips, and for how long it is simulated."""
+    """A fleet of equal chips, and the simulated time."""
 
     mode: Mode = setting(Mode.DECOUPLED, "how the fleet trains; streaming and diloco are only planned")
     chips: int = setting(1_200_000, "chips of the whole fleet")
@@ -118,24 +118,24 @@ class SimulatedFleet:
         return self.days * DAY_S
 
     def chips_of(self, island: int) -> int:
-        """Chips of an island; the first ones have one more where they do not divide evenly."""
+        """Returns the chips of each island; the first islands have one more if the division is uneven."""
         return self.chips // self.islands + (island < self.chips % self.islands)
 
 
 def all_slices(fleet: SimulatedFleet, model: FailureModel) -> int:
-    """Returns the slices of the whole fleet: those of its islands, also where they train as one job."""
+    """Returns the number of slices of the whole fleet, also if its islands train as one job."""
     larger = fleet.chips % fleet.islands
     equal = fleet.islands - larger
     return larger * model.slices(fleet.chips_of(0)) + equal * model.slices(fleet.chips_of(fleet.islands - 1))
 
 
 def expected_interruptions(fleet: SimulatedFleet, model: FailureModel) -> float:
-    """Returns how often chips fail in the simulated time."""
+    """Returns the expected number of chip failures in the simulated time."""
     return fleet.chips / model.chip_mtbi_s * fleet.duration_s
 
 
 def check_together(fleet: SimulatedFleet, model: FailureModel) -> None:
-    """Raises ConfigError where a fleet and a failure model would take hours to simulate."""
+    """Raises ConfigError if the simulation would take hours."""
     events = {"interruptions": expected_interruptions(fleet, model)}
     if fleet.mode is Mode.DECOUPLED:
         events["rounds of all islands"] = fleet.islands * fleet.duration_s / model.interval_s
@@ -152,7 +152,7 @@ _CHUNK = 4096
 
 
 class Loss(NamedTuple):
-    """A slice that is interrupted."""
+    """The interruption of a slice."""
 
     at_s: float
     draw: float  # 0 to 1: which slice it hits, as a share, those that are away first
@@ -177,7 +177,7 @@ def interruptions(chips: int, model: FailureModel, seed: int, island: int = 0) -
 #: A run may well see none of fewer failures than these, and take that for certain.
 _FEW = 10.0
 
-#: A mean time between interruptions that stands for never.
+#: A mean time between interruptions that means never.
 _NEVER_YEARS = 1e6
 
 #: A share of the goodput; less is not worth a sentence.
@@ -185,7 +185,7 @@ _NOTEWORTHY = 0.005
 
 
 def caveats(fleet: SimulatedFleet, model: FailureModel) -> list[str]:
-    """Returns what to know before the simulated goodput is believed; usually nothing."""
+    """Returns warnings about the simulated goodput; usually none."""
     found = []
     expected = expected_interruptions(fleet, model)
     if expected < _FEW and model.mtbi_years < _NEVER_YEARS:

@@ -38,7 +38,7 @@ class Mode(StrEnum):
     STREAMING = "streaming"  # islands that wait, fragment by fragment, for versions that are due
     DILOCO = "diloco"  # islands that all meet at a barrier every sync interval
     DP = "dp"  # one synchronous job; where chips fail, one that stops until it is whole again
-    ELASTIC_DP = "elastic-dp"  # one that goes on with the chips that it has; on links it is like the other
+    ELASTIC_DP = "elastic-dp"  # data-parallel, continues with the remaining chips; on links like the other
 
 
 #: The modes that differ on links, decoupled first.
@@ -46,14 +46,14 @@ PLANNED = (Mode.DECOUPLED, Mode.STREAMING, Mode.DILOCO, Mode.DP)
 
 
 class Assume(StrEnum):
-    """Assumptions: what our programs send, or what published figures rest on."""
+    """The assumptions: those of our programs, or those of published figures."""
 
     ATOLL = "atoll"
     PAPER = "paper"
 
 
 def check(name: str, value: float | None, least: float, most: float, why: str = "") -> None:
-    """Raises ConfigError by the name of the flag, which is what can be changed; None is not checked."""
+    """Raises ConfigError, with the flag's name, for a value outside its range; None is not checked."""
     if value is not None and not least <= value <= most:
         raise ConfigError(name, value, f"must lie between {least:g} and {most:g}{why}")
 
@@ -70,7 +70,7 @@ class Site:
     latency_ms: float = setting(0.0, "from a site to the hub, one way")
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where a site cannot be."""
+        """Raises ConfigError for an impossible site."""
         check("step_time", self.step_time, 1e-6, 1e6)
         check("bandwidth", self.bandwidth, 1e-9, 1e9)
         check("latency_ms", self.latency_ms, 0, 3_600_000)
@@ -85,7 +85,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How sites train together, and what is asked of that: flags of ``plan``."""
+    """How sites train together, and the targets: flags of ``plan``."""
 
     codec: Codec = setting(Codec.BF16, "of contributions", subject="how to train")
     version_codec: Codec | None = setting(None, "of versions: as codec if not given")
@@ -103,7 +103,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet(Training):
-    """A fleet, what it trains, and how."""
+    """A fleet: its sites, its model and its way of training."""
 
     parameters: int  # elements that are synchronised
     tensors: tuple[TensorSpec, ...] = ()  # of the model; empty if only their number is known
@@ -116,7 +116,7 @@ class Fleet(Training):
     max_staleness_s: float = _USUAL.max_staleness_s
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a setting that no fleet can have, with what would be possible."""
+        """Raises ConfigError for an impossible setting, with the possible values."""
         check("params", self.parameters, 1, 10**15, ", such as 125M, 5B or 5e9")
         if not self.sites:
             raise ConfigError("sites", 0, "must be at least 1")
@@ -140,12 +140,12 @@ class Fleet(Training):
 
     @property
     def differences(self) -> bool:
-        """Whether versions travel as differences to the ones before."""
+        """Returns whether versions travel as differences to the ones before."""
         return self.codec_of_versions is not Codec.F32
 
     @property
     def slowest_step_s(self) -> float:
-        """Seconds of a step at the slowest site, for which synchronous ways wait."""
+        """Seconds of a step at the slowest site, for which synchronous modes wait."""
         return max(site.step_time for site in self.sites)
 
     @property
@@ -167,7 +167,7 @@ class Fleet(Training):
 
 
 def check_overlap(fleet: Fleet) -> None:
-    """Raises ConfigError where tau leaves no step of H: each version would be late."""
+    """Raises ConfigError if tau is not below H: each version would be late."""
     interval = fleet.sync_interval
     if fleet.overlap >= interval:
         cure = f"must be below sync_interval = {interval}: a fragment is adopted before it is due again"
@@ -180,9 +180,9 @@ def lower_median(values: Sequence[float]) -> float:
 
 
 def limits_to_raise(fleet: Fleet) -> dict[str, tuple[int, int]]:
-    """Returns setting -> (its limit, the least that lets islands join), for each limit that is below that.
+    """Returns setting -> (limit, least value that lets islands join), for each limit that is too low.
 
-    No codec helps: what an island supplies of version 0 is float32. A limit that is not given follows from the model,
+    No codec helps: islands supply version 0 in float32. A limit that is not given follows from the model,
     or from the memory of hosts, and is told where that is known to be too little.
     """
     largest = max(fleet.wire().elements)

@@ -1,8 +1,8 @@
-"""Bytes on the wire and in memory, and how many aggregators share a model. Pure.
+"""Computes bytes on the wire and in memory, and the number of aggregators for a model. Pure.
 
 The wire. A round moves one fragment: up from each island as a contribution in ``codec``, down to each island as a
 version in ``version_codec``. Beside the tensors (:func:`broker.wire.lengths.encoded_bytes`, exact) there are headers:
-270 bytes a message, 75 a tensor, and in a version 200 for what it has of the island itself, as measured by
+270 bytes a message, 75 a tensor, and in a version 200 for the island's own contribution, as measured by
 ``benchmarks/wire_bytes.py``. Heartbeats and announcements are not in it: a few kB/s for each island.
 
 Memory. *Bound* is invariant 9 (reference.md, section 10), with pools of one message for each island and ten in sockets.
@@ -40,7 +40,7 @@ Payload = tuple[tuple[int, ...], ...]
 
 
 def cut(parameters: int, tensors: tuple[TensorSpec, ...], fragments: int) -> Payload:
-    """Returns a model in at most ``fragments``: as a run cuts known tensors, else of equal size."""
+    """Returns the sizes of at most ``fragments`` fragments: as in a run if tensors are known, else equal."""
     if not tensors:
         share, rest = divmod(parameters, fragments)
         return tuple((share + (p < rest),) for p in range(fragments))
@@ -55,13 +55,13 @@ def contribution_bytes(tensors: Sequence[int], codec: Codec) -> int:
 
 
 def version_bytes(tensors: Sequence[int], codec: Codec) -> int:
-    """Returns the bytes of one fragment's version, as an island receives it that is in it."""
+    """Returns the bytes of one fragment's version at an island that contributed to it."""
     return contribution_bytes(tensors, codec) + MERGED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentBytes:
-    """The elements of each fragment, and the bytes that one island sends and receives of it in a round."""
+    """The elements of each fragment, and the bytes that an island sends and receives in its round."""
 
     elements: tuple[int, ...]
     ups: tuple[int, ...]
@@ -69,7 +69,7 @@ class FragmentBytes:
 
     @property
     def rounds(self) -> int:
-        """P, rounds in a cycle, in which every fragment goes up and down once."""
+        """P, the rounds of a cycle in which every fragment is merged once."""
         return len(self.ups)
 
     @property
@@ -78,13 +78,13 @@ class FragmentBytes:
         return max(*self.ups, *self.downs)
 
     def of(self, fragments: Sequence[int]) -> FragmentBytes:
-        """Returns some of the fragments."""
+        """Returns the same for a subset of the fragments."""
         each = (self.elements, self.ups, self.downs)
         return FragmentBytes(*(tuple(values[p] for p in fragments) for values in each))
 
 
 def wire_of(payload: Payload, *, codec: Codec, version_codec: Codec) -> FragmentBytes:
-    """Returns what an island sends and receives that is in every version."""
+    """Returns the bytes for an island that contributes to every version."""
     return FragmentBytes(
         elements=tuple(map(sum, payload)),
         ups=tuple(contribution_bytes(fragment, codec) for fragment in payload),
@@ -133,7 +133,7 @@ def hub_memory(
 
 
 def island_host_memory(wire: FragmentBytes, open_shares: Sequence[float], differences: bool) -> Memory:
-    """Returns what taking part costs an island's host, beside its trainer.
+    """Returns the memory of an island's host for Atoll, beside its trainer.
 
     Expected: the reference value (1 model in f32), where versions are ``differences`` also the newest versions
     (another), and for each round that is open a copy of the fragment, its encoded contribution, a version and the shift
@@ -146,7 +146,7 @@ def island_host_memory(wire: FragmentBytes, open_shares: Sequence[float], differ
 
 
 def _open(sizes: Sequence[float], open_shares: Sequence[float]) -> float:
-    """Returns what the rounds hold that are open on average, and the largest one at least."""
+    """Returns the bytes held by the average number of open rounds; at least the largest round's."""
     return max(sum(size * share for size, share in zip(sizes, open_shares, strict=True)), *sizes)
 
 
@@ -163,7 +163,7 @@ BYTES_PER_PARAMETER, BYTES_PER_MERGED = 12, 16
 
 
 def is_auto(shards: object) -> bool:
-    """Returns whether a number of aggregators, as a flag or a file gives it, is left to us.
+    """Returns whether a number of aggregators, from a flag or a file, is ``auto``.
 
     Raises:
         ConfigError: It is another word.
@@ -179,7 +179,7 @@ def is_auto(shards: object) -> bool:
 
 
 def shards_for(parameters: int, *, fragments: int, host_bytes: float | None = None) -> int:
-    """Returns the number of aggregators, each on a host of its own: one for each 10^9 parameters.
+    """Returns the number of aggregators on hosts of their own: one for each 10^9 parameters.
 
     More where the part of one would take more than half of its host's memory (None: not known); never more than
     fragments. ``parameters`` are those that are synchronised.

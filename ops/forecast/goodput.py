@@ -1,4 +1,4 @@
-"""The goodput of a fleet of any size under failures, simulated from draws. Pure.
+"""Simulates the goodput of a fleet of any size under random failures. Pure.
 
 Chips fail (:mod:`ops.forecast.failures`), islands pause and go on (:mod:`ops.forecast.timeline`); what that leaves is
 counted by :mod:`ops.forecast.accounts`.
@@ -64,7 +64,7 @@ def island_lines(fleet: SimulatedFleet, model: FailureModel) -> list[TimeLine]:
 
 
 def pauses(model: FailureModel, *, chips: int, islands: int, duration_s: float, seed: int) -> list[list[Pause]]:
-    """Returns the pauses of each island of a large fleet, to be played to a small one that really trains.
+    """Returns the pauses of each island of a large fleet, for replay in a small fleet that trains.
 
     They are in order of time, without overlap, and end with the ``duration_s`` virtual seconds of the small one; the
     seed is that of :func:`simulate`.
@@ -75,5 +75,5 @@ def pauses(model: FailureModel, *, chips: int, islands: int, duration_s: float, 
 
 
 def catch_up_s(fleet: SimulatedFleet, model: FailureModel) -> float:
-    """Returns what a pause costs an island beyond its own scaling; one that is alone has missed nothing."""
+    """Returns the seconds to catch up after a pause; 0 for an island that is alone."""
     return model.catch_up_s if fleet.mode is Mode.DECOUPLED and fleet.islands > 1 else 0.0

@@ -1,4 +1,4 @@
-"""The bandwidth that each mode of training needs, and its pace on given links: closed forms. Pure.
+"""Computes each mode's bandwidth need, and its pace on given links, in closed form. Pure.
 
 Two sets of assumptions:
 
@@ -9,7 +9,7 @@ it. A round's journey is up + down + twice the latency + the aggregator's time.
     decoupled   islands never wait. The link carries P fragments in H steps, up and down side by side, and what a
                 journey takes of the links fits into H steps, since a fragment has one open round at a time. The
                 aggregator's time is no link's fault: it stretches H, and the need is told for the H that was asked for.
-    streaming   the same fragments, but whoever has no version tau steps after the capture waits for it.
+    streaming   the same fragments, but a site without the version tau steps after the capture waits for it.
     diloco      all parameters every H steps, and everybody waits for the journey.
     dp          a ring all-reduce of bfloat16 gradients among the sites in every step, in 128 buckets, the first of
                 which travel while the backward pass goes on (:mod:`ops.forecast.utilisation`).
@@ -54,16 +54,16 @@ class Load:
     sync_interval_steps: int  # H
     overlap_steps: int  # tau
     latency_s: float  # of a journey, there and back; for dp of a whole ring
-    mergings_s: tuple[float, ...]  # what the aggregator takes of a journey, for each fragment
+    mergings_s: tuple[float, ...]  # the aggregator's seconds of a journey, for each fragment
 
     @property
     def ring(self) -> bool:
-        """Whether sites send to each other; else through a hub."""
+        """Returns whether sites send to each other in a ring, and not through a hub."""
         return self.mode is Mode.DP or (self.mode is Mode.DILOCO and self.assume is Assume.PAPER)
 
     @property
     def alone(self) -> bool:
-        """Whether nothing has to travel: a ring of one."""
+        """Returns whether nothing has to travel: a ring of one site."""
         return self.sites == 1 and self.ring
 
     @property
@@ -73,7 +73,7 @@ class Load:
 
     @property
     def turn_s(self) -> float:
-        """The time from one round to the first captured after its version was needed, if nobody has to wait.
+        """Seconds from a round to the first one captured after its version was needed, without waiting.
 
         Of rounds that follow each other so closely that several are under way, all those of a turn wait together.
         """
@@ -82,7 +82,7 @@ class Load:
 
 
 def load_of(fleet: Fleet, mode: Mode) -> Load:
-    """Returns what has to travel when ``fleet`` trains in this mode, one of those that are planned."""
+    """Returns the traffic and pace of ``fleet`` in one of the planned modes."""
     assert mode in PLANNED
     wire, decoupled = fleet.wire(mode), mode is Mode.DECOUPLED
     return Load(
@@ -105,13 +105,13 @@ def _latency_s(fleet: Fleet, mode: Mode) -> float:
     if fleet.assume is Assume.PAPER:
         return 0.0
     journeys_s = [site.journey_s for site in fleet.sites]
-    if mode is Mode.DECOUPLED:  # rounds wait for the median site; who is farther away is merged later
+    if mode is Mode.DECOUPLED:  # rounds wait for the median site; farther sites are merged later
         return -lower_median([-each for each in journeys_s])
     return max(journeys_s) * (len(fleet.sites) - 1 if mode is Mode.DP else 1)
 
 
 def _merging_s(fleet: Fleet, elements: int) -> float:
-    """Seconds that the aggregator takes for a round of a fragment of so many parameters."""
+    """Returns the aggregator's seconds for one round of a fragment of ``parameters`` parameters."""
     if fleet.assume is Assume.PAPER:
         return 0.0
     islands = len(fleet.sites)
@@ -120,7 +120,7 @@ def _merging_s(fleet: Fleet, elements: int) -> float:
 
 
 def merging_steps(fleet: Fleet) -> int:
-    """Returns the least H: inner steps of decoupled rounds in which every fragment is merged once.
+    """Returns the least H: inner steps in which the aggregator can merge every fragment once.
 
     One fragment after the other, shards side by side.
     """
@@ -141,7 +141,7 @@ class Need:
 
 
 def required(load: Load, utilisation: float) -> Need:
-    """Returns the least bandwidth of each site at which accelerators compute for this share of the time.
+    """Returns each site's least bandwidth at which accelerators compute for this share of the time.
 
     Decoupled islands never wait, so their links must carry what they produce at full speed, whatever is asked for,
     and whatever the aggregator takes.
@@ -180,7 +180,7 @@ def required(load: Load, utilisation: float) -> Need:
 
 
 def _in_time(wire: FragmentBytes, within_s: float, up_gbps: float, down_gbps: float) -> tuple[float, float]:
-    """Returns rates of at least these at which the largest fragment goes up and comes down in time.
+    """Returns rates, at least the given ones, that carry the largest fragment both ways in time.
 
     Where one direction is wide enough for both at its rate, the other one gets the time that is left. Else they are
     alike: other pairs of rates would do as well, and of all of them the wider one is the narrowest here.
@@ -197,14 +197,14 @@ def _in_time(wire: FragmentBytes, within_s: float, up_gbps: float, down_gbps: fl
 
 
 def _too_far(load: Load, utilisation: float, possible: float) -> ConfigError:
-    """No bandwidth helps against latency."""
+    """Returns the error for a latency that no bandwidth can make up for."""
     at_most = f"{load.mode} reaches at most {possible:.1%} here: {load.latency_s:.3g} s of each journey are latency"
     field, value = ("overlap", load.overlap_steps) if load.mode is Mode.STREAMING else ("utilisation", utilisation)
     return ConfigError(field, value, f"{at_most}; {other_than_waiting(load)}")
 
 
 def other_than_waiting(load: Load) -> str:
-    """Returns what to do where a mode waits for its latency too long."""
+    """Returns the cure for a mode that waits too long for its latency."""
     steps = int(load.latency_s / load.step_s) + 1
     if load.mode is Mode.STREAMING and load.overlap_steps < steps < load.sync_interval_steps:
         return f"an overlap of {steps} steps hides it"
@@ -212,7 +212,7 @@ def other_than_waiting(load: Load) -> str:
 
 
 def achieved(load: Load, gbps: float) -> float:
-    """Returns the share of the time that accelerators compute on links of ``gbps`` in each direction."""
+    """Returns the share of time in which accelerators compute, on links of ``gbps`` in each direction."""
     if load.mode is Mode.DECOUPLED or load.alone:
         return 1.0
     if load.ring or load.assume is Assume.PAPER:
@@ -260,7 +260,7 @@ def _required_by_paper(load: Load, utilisation: float) -> Need:
 
 
 def _traffic(load: Load) -> Traffic:
-    """Returns the mode's traffic: a ring sends 2 (1 - 1/M) of the payload, a site of a hub all of it."""
+    """Returns the mode's traffic: 2 (1 - 1/M) of the payload in a ring, all of it through a hub."""
     bits = GRADIENT_BITS if load.mode is Mode.DP else _NOMINAL_BITS[load.codec]
     return Traffic(
         payload_gbit=sum(load.wire.elements) * bits / 1e9 * (2 * (1 - 1 / load.sites) if load.ring else 1.0),

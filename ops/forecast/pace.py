@@ -1,4 +1,4 @@
-"""The forecast of one mode without failures: bandwidth, time, staleness, tokens and cost. Pure.
+"""Forecasts one mode without failures: bandwidth, time, staleness, tokens and cost. Pure.
 
 A decoupled site on a link that is narrower than the pace of the others takes keeps it full. Up, each of P fragments
 waits for the others and is handed over again when it has arrived: a contribution covers as many times more steps as the
@@ -36,23 +36,23 @@ BOUNDARY_STEPS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The part of one site's work that arrives, and its age."""
+    """The share of one site's work that arrives in time, and its age."""
 
     participation: float  # share of the versions that it is in, at most: less where it is late
     received: float  # share of the versions that it gets
     age: float  # of its oldest steps when they are merged, in versions
-    in_time: float  # share of what it trains that is not too stale by then
+    in_time: float  # share of its training that arrives before it is too stale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The needs of one mode, and what it does."""
+    """The needs and the pace of one mode."""
 
     mode: Mode
     up_gbps: float  # needed by each site, out of it
     down_gbps: float  # needed by each site, into it
     broker_up_gbps: float  # needed by the broker: what all sites receive, with shards what all send too; 0 for a ring
-    broker_down_gbps: float  # likewise into it: what all sites send, and with shards every version once
+    broker_down_gbps: float  # into the broker: the traffic of all sites, and with shards every version once
     exact_gbps: float  # the larger one of a site before it was moved to a grid
     beyond: str  # why no bandwidth is enough for what was asked for, or empty; needs are for what links can give then
     fits: bool | None  # whether the links are wide enough; None where some are not known and the others are
@@ -72,14 +72,14 @@ class Forecast:
 
     @property
     def cost_per_billion_tokens(self) -> float | None:
-        """None without prices, or where no tokens are merged."""
+        """Cost per 10^9 merged tokens; None without prices, or if no tokens are merged."""
         if self.cost_per_day is None or self.tokens_per_day <= 0:
             return None
         return self.cost_per_day / self.tokens_per_day * 1e9
 
 
 def forecast(fleet: Fleet, mode: Mode) -> Forecast:
-    """Returns what one mode needs and does.
+    """Returns the needs and the pace of one mode.
 
     Raises:
         ConfigError: No bandwidth is enough, and what there is, is not known; or tau is too long for streaming.
@@ -160,7 +160,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
 
 
 def _computing_together(fleet: Fleet, mode: Mode) -> float:
-    """Share of the time that accelerators compute while the slowest site sets the pace."""
+    """Returns the share of time in which accelerators compute while the slowest site sets the pace."""
     if mode is Mode.DECOUPLED:
         return 1.0
     counts = [site.accelerators if fleet.accelerators else 1 for site in fleet.sites]
@@ -171,7 +171,7 @@ def _computing_together(fleet: Fleet, mode: Mode) -> float:
 def _stretched(
     fleet: Fleet, load: Load, paced: float | None, journeys: tuple[float, ...], down_gbps: float
 ) -> tuple[float, float]:
-    """Returns H as it comes out on links and aggregator, and the staleness expected with it, in versions.
+    """Returns the effective H on these links and aggregator, and the expected staleness in versions.
 
     A step is trained on the newest version but for the time between the capture and the adoption of the one it went
     into: journey / H of all steps are one version behind, boundaries of steps included (reference.md, section 4.4). A
@@ -194,7 +194,7 @@ def _stretched(
 
 
 def _arrival(fleet: Fleet, load: Load, interval_steps: float, gbps: float, latency_s: float = 0.0) -> Arrival:
-    """Returns what of the work of a site arrives over its link, where rounds come as often as they do.
+    """Returns the share of a site's work that arrives over its link, at the given rate of rounds.
 
     ``latency_s`` is its own, there and back; what it has more than the median site makes its steps older.
     """
@@ -208,7 +208,7 @@ def _arrival(fleet: Fleet, load: Load, interval_steps: float, gbps: float, laten
 
 
 def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: float, later: float = 0.0) -> Arrival:
-    """Returns the part of a site's work that arrives.
+    """Returns the share of a site's work that arrives in time, and its age.
 
     Args:
         up_full: What contributions at the fleet's pace would take of the site's link: above 1 it is too narrow.

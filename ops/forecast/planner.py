@@ -1,4 +1,4 @@
-"""The plan of a fleet: forecasts of all modes, memory, settings for given links, and warnings. Pure."""
+"""Plans a fleet: forecasts of all modes, memory, settings for given links, warnings. Pure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ FRAGMENTS = (8, 24, 48, 96, 192, 384, 768)
 CODECS = tuple((codec, codec) for codec in (Codec.BF16, Codec.INT8, Codec.INT4))
 
 
-#: An interval should have room for so many journeys.
+#: Journeys that should fit into an interval.
 JOURNEYS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The fleet with settings for links of ``link_gbps``, and what it then needs of each site."""
+    """The fleet with settings chosen for links of ``link_gbps``, and its needs with them."""
 
     fleet: Fleet
     link_gbps: float
@@ -43,7 +43,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """Decoupled training, the other modes beside it (a reason where one cannot be), and memory by process."""
+    """Forecasts of decoupled training and other modes (or why one is impossible), and memory by process."""
 
     chosen: Forecast
     alternatives: Mapping[Mode, Forecast | str]
@@ -52,7 +52,7 @@ class FleetPlan:
 
 
 def plan(fleet: Fleet) -> FleetPlan:
-    """Returns the plan of a fleet; ``choice`` where its links are known and there is one.
+    """Returns the plan of a fleet; with a ``choice`` if links are known and settings for them exist.
 
     Raises:
         ConfigError: It cannot work, with what would be possible.
@@ -102,7 +102,7 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
 
 
 def _fullest_shard(fleet: Fleet, wire: FragmentBytes, open_shares: Sequence[float]) -> Memory:
-    """Returns the memory of the aggregator, of several of the one that needs most: fragments are unequal."""
+    """Returns the memory of the aggregator; of several the largest, since fragments are unequal."""
     memories = []
     for shard in range(min(fleet.shards, wire.rounds)):
         own = [p for p in range(wire.rounds) if shard_of(p, fleet.shards) == shard]
@@ -115,7 +115,7 @@ def _fullest_shard(fleet: Fleet, wire: FragmentBytes, open_shares: Sequence[floa
 
 
 def _choice(fleet: Fleet) -> Choice | None:
-    """Chooses for the narrowest link, unless for its sake all islands would sync less often.
+    """Chooses settings for the narrowest link, unless all islands would sync less often for its sake.
 
     Rounds do not wait for it: what of its work arrives is told beside the plan.
     """
@@ -131,7 +131,7 @@ def _choice(fleet: Fleet) -> Choice | None:
 
 
 def choose(fleet: Fleet, gbps: float) -> Choice | None:
-    """Returns the least harmful settings for links of ``gbps``, the fleet's own if these are enough.
+    """Returns the settings for links of ``gbps`` that harm learning least; the fleet's own if they fit.
 
     None if with every setting the aggregator is too slow, or a fragment is too large for a message. Other limits of the
     run are raised at the aggregator alone, and nobody has to sync less often for them.
@@ -162,7 +162,7 @@ def choose(fleet: Fleet, gbps: float) -> Choice | None:
 
 
 def at_least(value: float) -> str:
-    """Returns three digits of it, rounded up: who gives that much is not refused."""
+    """Returns a value rounded up to three digits, so that giving it is enough."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / unit * (1 - 1e-9)) * unit:.3g}"
 
@@ -180,7 +180,7 @@ def _candidates(fleet: Fleet) -> Iterator[Fleet]:
 
 
 def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
-    """Returns what deserves attention: sentences, none if all is well."""
+    """Returns warnings as sentences; empty if all is well."""
     chosen = planned.chosen
     found = []
     if chosen.fits is False:
@@ -208,7 +208,7 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
 
 
 def _stale_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
-    """Returns the note on the site whose work arrives the latest, and what of it counts."""
+    """Returns the warning about the site whose work arrives latest, with the share that counts."""
     site, worst = max(zip(fleet.sites, chosen.arrivals, strict=True), key=lambda each: each[1].age)
     if min(worst.participation, worst.in_time) == 1:
         return []
@@ -222,7 +222,7 @@ def _stale_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
 
 
 def _long_journeys(fleet: Fleet, chosen: Forecast) -> list[str]:
-    """Returns the note on latency that takes much of H, measured in docs/results.md (Journeys)."""
+    """Returns the warning about latency that takes much of H, measured in docs/results.md (Journeys)."""
     load, interval = load_of(fleet, Mode.DECOUPLED), chosen.sync_interval_steps
     steps = math.ceil(load.latency_s / load.step_s)
     if fleet.assume is Assume.PAPER or JOURNEYS * steps <= interval * (1 + 1e-6):

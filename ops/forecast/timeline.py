@@ -1,4 +1,4 @@
-r"""The time line of an island or a job: when it trains, with which share of slices, and why not. Pure.
+r"""Time lines of islands and jobs: when they train, with which share of slices, and why not. Pure.
 
 Two state machines, driven by drawn losses (:mod:`ops.forecast.failures`)::
 
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 class Cause(StrEnum):
-    """Why time of the fleet trained nothing that counts."""
+    """The cause of time without useful training."""
 
     PAUSED = "paused"  # scaling down, up, catching up; restarting where that is all a job can do
     CAPACITY_AWAY = "capacity_away"  # slices under repair while the rest trains
@@ -54,12 +54,12 @@ class TimeLine:
     to_s: Floats  # their ends; no two intervals overlap
     share: Floats  # part of its slices that trains in each, 0 to 1
     idle: Mapping[Cause, Floats]  # (from, to) of all that is not in an interval, by cause, [k, 2]
-    down_from_s: Floats  # when it lost its last slice, and with it what it had not handed over, [k]
+    down_from_s: Floats  # losses of its last slice, and so of all training not handed over, [k]
     down_to_s: Floats  # when it trained again
     lost_s: Floats  # training of a whole island, in seconds, that was lost at each of these moments
 
     def gaps(self) -> list[Pause]:
-        """Returns the times in which it does not train, in order."""
+        """Returns the pauses in order."""
         starts = np.concatenate([[0.0], self.to_s])
         ends = np.concatenate([self.from_s, [self.duration_s]])
         return [Pause(at, to - at) for at, to in zip(starts.tolist(), ends.tolist(), strict=True) if to > at]
@@ -78,7 +78,7 @@ class TimeLine:
 
 @dataclass(slots=True)
 class _Record:
-    """A time line under way: rows may end after its end."""
+    """A time line under construction; rows may end after its end."""
 
     training: list[tuple[float, float, float]] = field(default_factory=list)  # from, to, share
     idle: dict[Cause, list[tuple[float, float]]] = field(default_factory=lambda: {cause: [] for cause in Cause})
@@ -109,7 +109,7 @@ class _Record:
 def elastic_line(
     losses: Iterator[Loss], slices: int, model: FailureModel, end_s: float, *, catch_up_s: float = 0.0
 ) -> TimeLine:
-    """Returns the life up to ``end_s`` of an island or job of ``slices`` that goes on with those it has.
+    """Returns the time line up to ``end_s`` of an island or job that continues with its remaining slices.
 
     ``losses`` are in order of time, without end; ``catch_up_s`` is added to each pause.
     """
@@ -151,9 +151,9 @@ def elastic_line(
 
 
 def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> TimeLine:
-    """Returns the life of a job that any loss stops until it has restarted with all its slices.
+    """Returns the time line of a job that stops at any loss until it has restarted with all slices.
 
-    What is lost is replaced by a spare, so that the restart is all it costs.
+    A spare replaces the lost slice, so the restart is the only cost.
     """
     record = _Record()
     now_s = 0.0
@@ -170,14 +170,14 @@ def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> Tim
 
 
 def noticed_s(at_s: float, since_s: float, check_s: float) -> float:
-    """Returns when something at ``at_s`` takes effect; checks come every ``check_s`` after ``since_s``."""
+    """Returns when an event at ``at_s`` is noticed, with checks every ``check_s`` after ``since_s``."""
     if check_s <= 0.0:
         return at_s
     return since_s + math.ceil((at_s - since_s) / check_s) * check_s
 
 
 def not_handed_over_s(trained_s: float, interval_s: float) -> float:
-    """Returns how much of the training since a restart, in seconds, is not handed over yet.
+    """Returns the training since a restart that is not handed over yet, in seconds.
 
     A mean over fragments, whose hand-overs are spread evenly over the interval: half an interval once all have had
     their first.

@@ -1,4 +1,4 @@
-"""The share of the time that a link keeps accelerators busy: closed forms. Pure.
+"""Computes accelerator utilisation on a link in closed form. Pure.
 
 Time is counted in inner steps of one step time T; a step is one third forward pass and two thirds backward pass.
 The traffic is cut into *buckets*, which are released while the backward pass goes on and cross a FIFO link one
@@ -37,7 +37,7 @@ BUCKETS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The load of one site's link, and its deadlines."""
+    """The traffic on one site's link, and its deadlines."""
 
     payload_gbit: float  # all fragments once, with the codec and the traffic count (ring or hub) in it
     step_s: float  # T, seconds of computing per inner step
@@ -59,7 +59,7 @@ class Traffic:
 
 
 def released(parts: int = BUCKETS, *, within: float = 0.5) -> tuple[float, ...]:
-    """Returns when equal parts of the backward pass are released: each in its middle, or at ``within``.
+    """Returns the release times of equal parts of the backward pass: in their middle, or at ``within``.
 
     The middle is fitted: with the end of its part, one of two published figures for data-parallel training (198 and 104
     Gbit/s) was missed by a point of their grid.
@@ -68,7 +68,7 @@ def released(parts: int = BUCKETS, *, within: float = 0.5) -> tuple[float, ...]:
 
 
 def crossing_steps(traffic: Traffic, gbps: Float64Array) -> list[Float64Array]:
-    """Returns g of each fragment: steps from the releasing step's start until an idle link has carried it.
+    """Returns g of each fragment: steps from the start of its releasing step to arrival on an idle link.
 
     With buckets released at r_1 <= r_2 <= ... <= r_n that take s each: g = max over i of r_i + (n - i + 1) * s.
     """
@@ -81,7 +81,7 @@ def crossing_steps(traffic: Traffic, gbps: Float64Array) -> list[Float64Array]:
 
 
 def closed_form(traffic: Traffic, gbps: npt.ArrayLike) -> Float64Array:
-    """Returns the utilisation by the formula at the top of this module, one for each bandwidth."""
+    """Returns the utilisation for each bandwidth, by the formula at the top of this module."""
     bandwidth = np.atleast_1d(np.asarray(gbps, np.float64))
     h = traffic.spacing_steps
     d = traffic.payload_gbit / len(traffic.releases) / (bandwidth * traffic.step_s)
@@ -92,7 +92,7 @@ def closed_form(traffic: Traffic, gbps: npt.ArrayLike) -> Float64Array:
 
 
 def required_gbps(traffic: Traffic, utilisation: float) -> float:
-    """Returns the least bandwidth, to 1 in 10^12, where the closed form reaches ``utilisation`` (0 to 1).
+    """Returns the least bandwidth, to 1 in 10^12, with at least ``utilisation`` (0 to 1) in closed form.
 
     For gradients of b bits in many buckets (data parallel) that is N * b * 2 (1 - 1/M) / (T * (1/u - 1/3)), and for
     fragments whose transfers fill the interval N * b * u / (H * T).

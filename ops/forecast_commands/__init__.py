@@ -1,1 +1,1 @@
-"""``atoll plan`` and ``atoll simulate``: read files, print forecasts of :mod:`ops.forecast`."""
+"""The commands ``atoll plan`` and ``atoll simulate``, which print forecasts of :mod:`ops.forecast`."""

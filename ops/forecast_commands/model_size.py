@@ -55,7 +55,7 @@ _PART = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model as far as planning needs it."""
+    """The facts about a model for planning."""
 
     parameters: int  # elements that are synchronised
     tensors: tuple[TensorSpec, ...] = ()  # empty if only their number is known
@@ -69,14 +69,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """Adapters of a model, as ``islands.hf:task`` makes them of its options."""
+    """LoRA adapters, with the options of ``islands.hf:task``."""
 
     rank: int
     targets: tuple[str, ...] = ()  # modules that get one; empty: as peft chooses for the architecture
     dtype: str = "f32"  # in which islands hold the base: f32 or bf16
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a rank or a number format that cannot be."""
+        """Raises ConfigError for an impossible rank or number format."""
         if self.rank < 1:
             raise ConfigError("lora_rank", self.rank, "must be at least 1, such as 8")
         if self.dtype not in ("f32", "bf16"):
@@ -85,14 +85,14 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """Shape and dtype of an array: all that the partition looks at."""
+    """Shape and dtype of an array, for the partition."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
 def parse_parameters(text: str) -> Model:
-    """Returns a model of so many parameters, such as 5e9, 5B, 125M or 1_000_000.
+    """Returns a model by its number of parameters, such as 5e9, 5B, 125M or 1_000_000.
 
     Raises:
         ConfigError: It is no such number.
@@ -107,7 +107,7 @@ def parse_parameters(text: str) -> Model:
 
 
 def read_model(path: Path, lora: Lora | None = None) -> Model:
-    """Returns the model that a file describes, by its ending, or a directory; or its adapters.
+    """Returns the model, or its adapters, of a file (by its ending) or directory.
 
     Raises:
         ConfigError: It cannot be read, describes none, or the adapters do not follow from it.
@@ -122,7 +122,7 @@ def read_model(path: Path, lora: Lora | None = None) -> Model:
     try:
         if reader is None:
             if lora is not None:
-                raise ConfigError("lora_rank", lora.rank, f"stands in [task] of {path}, if it has any: leave it out")
+                raise ConfigError("lora_rank", lora.rank, f"is in [task] of {path}, if it has any: leave it out")
             return _of_run(path)
         leaves, source = reader(path)
         return _with_tensors(tensor_specs(leaves), path, source) if lora is None else _adapters(leaves, path, lora)
@@ -138,14 +138,14 @@ def _of_safetensors(path: Path) -> tuple[dict[str, _Leaf], str]:
 
 
 def _of_index(path: Path) -> tuple[dict[str, _Leaf], str]:
-    """Returns the tensors of an index: they are in several files, which stand beside that."""
+    """Returns the tensors of an index file, from the files beside it."""
     try:
         names = sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
         cure = "is no index of safetensors files; give --params, or a safetensors file"
         raise ConfigError("model", str(path), cure) from err
     if not names or any(Path(name).name != name for name in names):
-        raise ConfigError("model", str(path), "must name files that stand beside it in its weight_map")
+        raise ConfigError("model", str(path), "must name files beside it in its weight_map")
     missing = [name for name in names if not path.with_name(name).exists()]
     if missing:
         cure = f"belongs to a model in {len(names)} files, and {', '.join(missing[:3])} is not beside it"
@@ -155,7 +155,7 @@ def _of_index(path: Path) -> tuple[dict[str, _Leaf], str]:
 
 
 def _of_config(path: Path) -> tuple[dict[str, _Leaf], str]:
-    """Returns the tensors of a model of Llama's shape by its configuration; weights need not be there."""
+    """Returns the tensors of a Llama-shaped model from its configuration, without weights."""
     config = _config(path)
     kind = config.get("model_type")
     if kind not in _LIKE_LLAMA:
@@ -198,7 +198,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _adapters(leaves: Mapping[str, _Leaf], path: Path, lora: Lora) -> Model:
-    """Returns what peft makes for a model: of each adapted matrix (m, n) one of (r, n) and one of (m, r)."""
+    """Returns peft's adapters of a model: for each matrix (m, n) one of (r, n) and one of (m, r)."""
     targets, beside = lora.targets, path.with_name("config.json")
     kind = str(_config(beside).get("model_type")) if not targets and beside.is_file() else "that is not known"
     targets = targets or next((names for names, kinds in _LORA_TARGETS.items() if kind in kinds.split()), ())

@@ -19,16 +19,16 @@ from ops.forecast_commands.model_size import Lora, Model, parse_parameters, read
 from ops.forecast_commands.view import following, plan_as_json, plan_as_tables
 from ops.terminal import Screen
 
-#: More are a slip of the pen.
+#: More sites are taken for a typing error.
 MOST_SITES = 1_000
 
 _EPILOG = """
 --json prints one object: mode, bandwidth_gbps, beyond, fits, link_gbps, utilisation, round_s, rounds_apart_s,
 sync_interval_steps, rounds_open, staleness, memory_bytes, tokens_per_day, cost, traffic, settings, sites,
 assumptions, notes, alternatives (the other modes) and choice (with --bandwidth).
-bandwidth_gbps is what is needed for the H that was asked for: "up" and "down" of each site, "broker_up" and
+bandwidth_gbps is the need for the given H: "up" and "down" of each site, "broker_up" and
 "broker_down", and "exact": the wider direction of a site before it was moved to a grid. beyond says why no bandwidth is
-enough for what was asked for, or is empty. An alternative that cannot be has one key, "refused", which says why.
+enough for the target, or is empty. An impossible alternative has one key, "refused", with the reason.
 
 --fleet FILE describes unequal sites:
   [[island]]
@@ -99,7 +99,7 @@ def _lora(args: argparse.Namespace) -> Lora | None:
 
 
 def fleet_of(args: argparse.Namespace, model: Model) -> Fleet:
-    """Returns the fleet that flags, ``--fleet`` and the model's file describe; flags win."""
+    """Returns the fleet from flags, ``--fleet`` and the model's file; flags win."""
     auto = is_auto(args.shards)
     flags_given = argparse.Namespace(**{**vars(args), "shards": None if auto else args.shards})
     asked = sources.from_sources(Training, model.training, flags_given)
@@ -126,7 +126,7 @@ def _sites(args: argparse.Namespace, model: Model) -> tuple[Site, ...]:
     if args.fleet is not None:
         for name in ("sites", "step_time", "accelerators", "bandwidth", "latency_ms"):
             if getattr(args, name) is not None:
-                raise ConfigError(name, getattr(args, name), f"stands in --fleet {args.fleet}; leave the flag out")
+                raise ConfigError(name, getattr(args, name), f"is in --fleet {args.fleet}; leave the flag out")
         if args.tokens_per_step is not None:
             tokens["tokens_per_step"] = from_flag("tokens_per_step", args.tokens_per_step, int)
         return read_fleet(args.fleet, tokens)

@@ -1,4 +1,4 @@
-"""Plans and simulated goodput as one JSON object, and as text for people."""
+"""Shows plans and simulated goodput as one JSON object, and as text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def plan_as_json(fleet: Fleet, planned: FleetPlan, model: Model) -> dict[str, An
     }
 
 
-#: Figures of a forecast that stand in the JSON object as they are.
+#: Fields of a forecast that are in the JSON object unchanged.
 _FIGURES = (
     *("beyond", "fits", "link_gbps", "utilisation", "round_s", "rounds_apart_s", "sync_interval_steps", "staleness"),
     "tokens_per_day",
@@ -106,7 +106,7 @@ def _choice_as_json(choice: Choice) -> dict[str, Any]:
 
 
 def assumptions(fleet: Fleet) -> list[str]:
-    """Returns the sentences that say what the figures rest on."""
+    """Returns the assumptions behind the figures as sentences."""
     sites = len(fleet.sites)
     buckets = "bfloat16 gradients in 128 buckets, released over the backward pass (2/3 of a step)"
     ring = f"each site sends and receives 2 (1 - 1/M) = {2 * (1 - 1 / sites):.3g} times the payload"
@@ -142,7 +142,7 @@ def assumptions(fleet: Fleet) -> list[str]:
 
 
 def plan_as_tables(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any], following: str) -> RenderableType:
-    """Returns the plan as tables: modes side by side, memory, choice, assumptions, and the next command."""
+    """Returns the plan as text: tables of modes and memory, choice, assumptions, next command."""
     chosen = planned.chosen
     sites = "1 site" if len(fleet.sites) == 1 else f"{len(fleet.sites)} sites"
     head = (
@@ -226,7 +226,7 @@ def _flags(fleet: Fleet) -> str:
 
 
 def following(fleet: Fleet, planned: FleetPlan) -> str:
-    """Returns what to try next."""
+    """Returns the next command to try."""
     choice = planned.choice
     if planned.chosen.link_gbps is None or (choice is None and math.inf in fleet.links_gbps):
         return f"{GIVE_BANDWIDTH} to see what your links allow"
@@ -252,7 +252,7 @@ MEANING: Mapping[Cause, str] = {
 
 
 def simulated_as_text(result: Result) -> str:
-    """Returns a result for people."""
+    """Returns a simulated result as text."""
     fleet, model, account = result.fleet, result.model, result.account
     fleet_s = model.chip_mtbi_s / fleet.chips
     what = f"{_counted(fleet.chips, 'chip')} in {_counted(fleet.islands, 'island')}, {fleet.mode.value}"
@@ -286,7 +286,7 @@ def _counted(number: float, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration in the unit that suits it."""
+    """Returns a duration as text in a suitable unit."""
     for unit, length_s in (("years", 365.25 * 86_400), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
         if seconds >= length_s:
             number = f"{seconds / length_s:,.3g}"

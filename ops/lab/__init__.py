@@ -1,1 +1,1 @@
-"""The laboratory: learning experiments in virtual time, their records and the report. Not pure."""
+"""The laboratory: learning experiments in virtual time, with records and a report. Not pure."""

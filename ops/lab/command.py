@@ -1,7 +1,7 @@
 """``atoll lab``: learning experiments in virtual time.
 
-atoll lab run examples/lab/parity.toml      run it, or go on with it
-atoll lab show examples/lab/parity.toml     what has been run, what is left, what it says so far
+atoll lab run examples/lab/parity.toml      run it, or continue it
+atoll lab show examples/lab/parity.toml     finished and missing runs, verdicts so far
 atoll lab report                            the tables and plots of docs/results.md, from the records behind it
 """
 
@@ -37,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     run = actions.add_parser(
         "run",
-        help="runs experiments, or goes on where they were stopped",
+        help="run experiments, or continue them where they stopped",
         epilog="example: python3 -m ops lab run examples/lab/parity.toml --max-seeds 1",
         allow_abbrev=False,
     )
     show = actions.add_parser(
         "show",
-        help="what was run, what is left, what it says so far",
+        help="show finished and missing runs, and verdicts so far",
         epilog=f"example: python3 -m ops lab show examples/lab/parity.toml --records {PUBLISHED}",
         allow_abbrev=False,
     )
@@ -95,7 +95,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.records.suffix == ".xz":
         raise ConfigError("--records", str(args.records), "cannot be added to: give a directory")
     complete = True
-    loaded = [load(path) for path in args.experiments]  # what is wrong in any is said before the first hour is spent
+    loaded = [load(path) for path in args.experiments]  # errors in any of them come before the first hour is spent
     with Signals() as signals:
         for whole in loaded:
             experiment = whole if args.max_seeds is None else whole.limited(args.max_seeds)
@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> int:
             try:
                 ended = runner.run(signals.check)
             except Interrupted:
-                print(f"{whole.name}: stopped; what was finished is kept, and the same command goes on", flush=True)
+                print(f"{whole.name}: stopped; finished runs are kept, and the same command continues", flush=True)
                 return 130
             complete &= ended
             if ended and (more := len(due(whole, read(args.records, whole.name)))):
@@ -129,7 +129,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def standing(experiment: Experiment, records: tuple[Record, ...]) -> str:
-    """Returns in lines what has been run of an experiment, what is due, and what its claims say so far."""
+    """Returns the state of an experiment as lines: finished and missing runs, and verdicts so far."""
     results = current(experiment, records)
     runs = len({run.key for of_cell in results for run in of_cell.values()})
     spent_s = round(sum(record.spent_s for record in newest(records)), 2)

@@ -1,4 +1,4 @@
-"""One decoupled run: the production cores in virtual time, with real training plugged in."""
+"""One decoupled run: the production cores in virtual time, with real training."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
 
-#: A run that has not ended by so many times its expected duration has a bug in it.
+#: A run that takes this multiple of its expected duration has a bug.
 PATIENCE = 20.0
 
 
 def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
-    """Returns what came out of one decoupled run.
+    """Returns the outcome of one decoupled run.
 
     Args:
-        task: What the islands train.
+        task: The task of the islands.
         cell: Of mode ``decoupled``.
         seed: Of parameters, data order and the fleet's accidents.
         judge: Called for every point of the loss curve but the last.
 
     Raises:
-        ConfigError: The run does not end: nobody is there to train, or what is trained does not arrive.
+        ConfigError: The run does not end: no island trains, or no contribution arrives.
     """
     per_step = task.tokens_per_step
     fleet_tokens = cell.islands * per_step
@@ -85,7 +85,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
 
 
 def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> SimulationPlan:
-    """Returns a cell's fleet; its run ends early by the steps islands take until they hear of the end."""
+    """Returns the simulation plan of a cell; it ends early by the steps until islands hear of the end."""
     steps_unheard = 1 + int(2 * cell.longest_delay_s / cell.step_times_range_s[0])
     target = max(1, total_tokens - steps_unheard * cell.islands * per_step)
     islands = []
@@ -110,7 +110,7 @@ def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> 
 
 
 def failure_pauses(cell: CellSettings, seed: int) -> list[tuple[tuple[float, float], ...]]:
-    """Returns, per island, when failures of its simulated chips pause it, and for how long."""
+    """Returns each island's pauses from failures of its simulated chips."""
     if not cell.chips:
         return [()] * cell.islands
     from ops.forecast.failures import FailureModel  # here: runs without failures do not need the fleet's models
@@ -139,4 +139,4 @@ def global_params(like: Params, manifest: FragmentManifest | None, durable: Dura
 
 
 def _forget(now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
-    """Keeps no trace of decisions: a run makes millions."""
+    """Drops an event: a run has millions of decisions."""

@@ -1,4 +1,4 @@
-"""The baselines: data-parallel, synchronous DiLoCo and Streaming DiLoCo, each as a plain loop.
+"""The baselines as plain loops: data-parallel, synchronous DiLoCo and Streaming DiLoCo.
 
 Every island takes the same number of steps, and everybody is at the same one. Nothing here is shared with the
 production cores but the merge and the outer step, whose rule, rate and momentum are settings of the cell: so what
@@ -53,10 +53,10 @@ class Learner:
 
 
 def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
-    """Returns what came out of one run of a baseline.
+    """Returns the outcome of one run of a baseline.
 
     Args:
-        task: What is trained.
+        task: The task to train.
         cell: Of any mode but ``decoupled``.
         seed: Of parameters, data order and step times.
         judge: Called for every point of the loss curve but the last.
@@ -92,7 +92,7 @@ def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> O
 
 
 def _joined(batches: list[Batch]) -> Batch:
-    """Returns the batches of all islands as one: every leaf is joined along its first axis.
+    """Returns the batches of all islands joined along the first axis of every leaf.
 
     Raises:
         ConfigError: A leaf has no axis of examples.
@@ -131,7 +131,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
             learner.step(task, schedule)
         now_s += cell.step_time_s(0)
         last = t == cell.steps
-        # At the end what is still under way arrives first: no step is merged twice.
+        # At the end contributions under way arrive first: no step is merged twice.
         arriving = sorted(p for at, waiting in under_way.items() if at == t or last for p in waiting)
         under_way.pop(t, None)
         due = outer.due(t, last=last)
@@ -171,11 +171,11 @@ class _Outer:
         self._manifest = manifest
         self._outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
         self._state = {p: seeded(self._vector(p, params)) for p in manifest.moving}
-        spacing = cell.sync_interval / len(manifest.moving)  # what is frozen never falls due, as in production
+        spacing = cell.sync_interval / len(manifest.moving)  # frozen fragments never fall due, as in production
         self._offsets = {p: round((k + 1) * spacing) % cell.sync_interval for k, p in enumerate(manifest.moving)}
 
     def rounds(self) -> int:
-        """Returns how often a fragment was merged."""
+        """Returns the number of merges of a fragment."""
         return sum(state.version for state in self._state.values())
 
     def due(self, t: int, *, last: bool) -> list[int]:
@@ -183,7 +183,7 @@ class _Outer:
         return [p for p, offset in self._offsets.items() if last or t % self._cell.sync_interval == offset]
 
     def send(self, p: int, learners: list[Learner]) -> int:
-        """Merges what the islands have learned, and takes the outer step.
+        """Merges the islands' pseudo-gradients, and takes the outer step.
 
         Returns:
             The bytes that one of them sends and receives: what is global comes back as float32, whatever went up.
@@ -204,7 +204,7 @@ class _Outer:
         return payload_bytes(parts[0].payload) + merged.delta.nbytes
 
     def adopt(self, p: int, learners: list[Learner], mix: float) -> None:
-        """Installs the global parameters of a fragment, mixed with what is there."""
+        """Installs a fragment's global parameters into an island, mixed with its local ones."""
         theta = self._state[p].params
         for learner in learners:
             value = theta
@@ -230,7 +230,7 @@ class _Outer:
 
 
 def _like(leaf: Any, value: Vector) -> Any:
-    """Returns ``value`` as an array of the same sort and dtype as ``leaf``."""
+    """Returns ``value`` as an array with the type and dtype of ``leaf``."""
     if isinstance(leaf, np.ndarray):
         return value.astype(leaf.dtype)
     import jax
@@ -242,12 +242,12 @@ def _like(leaf: Any, value: Vector) -> Any:
 
 
 def _journey_s(cell: CellSettings) -> float:
-    """Returns the seconds of the slowest journey there and back."""
+    """Returns the seconds of the slowest round trip."""
     return 2 * cell.longest_delay_s
 
 
 def _busy_s(cell: CellSettings, num_bytes: float) -> float:
-    """Returns how long a link is busy with so many bytes."""
+    """Returns the seconds that a link takes for ``num_bytes`` bytes."""
     rate = 1e6 * cell.megabytes_per_s
     return num_bytes / rate if rate else 0.0
 
@@ -257,5 +257,5 @@ def _data(task: Task, cell: CellSettings, index: int, seed: int) -> Iterator[Bat
 
 
 def _on_the_way(t: int, cell: CellSettings) -> bool:
-    """Says whether a point of the loss curve is due after step ``t``."""
+    """Returns whether a point of the loss curve is due after step ``t``."""
     return t < cell.steps and (t * cell.evaluations) // cell.steps > ((t - 1) * cell.evaluations) // cell.steps

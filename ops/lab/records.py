@@ -1,4 +1,4 @@
-"""The record of a run, and the files that records stand in.
+"""The record of a run, and the files of records.
 
 A run of the laboratory ends in an :class:`Outcome`; what is kept of it is a :class:`Record`, one line of JSON in
 ``DIRECTORY/EXPERIMENT.jsonl``. The records behind docs/results.md are one compressed file of such lines. Whoever reads
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The final global model of a run and what it took.
+    """The final global model of a run, with its costs.
 
     Attributes:
         params: Global parameters at the end.
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One finished run. What a lockstep baseline does not have stays at its default.
+    """One finished run; fields that a baseline does not have keep their defaults.
 
     Attributes:
         experiment: Name of the experiment, which is also the name of its file.
@@ -103,17 +103,17 @@ class Record:
 
     @property
     def spent_s(self) -> float:
-        """Cost of the run: processor time, or the time that passed where that was not counted."""
+        """Cost of the run in seconds: processor time, or elapsed time where that was not measured."""
         return self.cpu_s or self.wall_s
 
     def to_json(self) -> str:
-        """Returns the record as one line without its end; numbers that are not finite become null."""
+        """Returns the record as one line of JSON; numbers that are not finite become null."""
         table = {each.name: finite(getattr(self, each.name)) for each in fields(self)}
         return json.dumps(table, allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Record:
-        """Reads what :meth:`to_json` wrote.
+        """Returns the record in a line of :meth:`to_json`.
 
         Raises:
             ConfigError: It is no JSON object, has an unknown key, lacks one, or a value has the wrong type.
@@ -148,7 +148,7 @@ def path_of(directory: Path, experiment: str) -> Path:
 
 
 def append(directory: Path, record: Record) -> None:
-    """Adds one record durably. The file is replaced as a whole, so that no line of it is ever torn.
+    """Adds one record durably, by replacing the whole file, so that no line is ever torn.
 
     Raises:
         Unavailable: It was not written, or may not have been.
@@ -162,7 +162,7 @@ def append(directory: Path, record: Record) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replaces a file, at once or not at all.
+    """Replaces a file atomically.
 
     Raises:
         Unavailable: It was not written, or may not have been.
@@ -200,9 +200,9 @@ def read(place: Path, experiment: str | None = None) -> tuple[Record, ...]:
 
 
 def pack(records: Iterable[Record]) -> bytes:
-    """Returns records as one compressed file, without what no table and no plot needs.
+    """Returns records as a compressed file, reduced to the fields that tables and plots need.
 
-    Losses keep their last bit; the curves are rounded to what a plot shows. The same records give the same bytes.
+    Losses keep their last bit; curves are rounded to the resolution of a plot. The same records give the same bytes.
     """
     lines = []
     for record in records:

@@ -42,10 +42,10 @@ _PUBLISHED = {Verdict.HOLDS: "reproduced", Verdict.FAILS: "not reproduced"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
-    """An experiment with what was found.
+    """An experiment with its findings.
 
     Attributes:
-        experiment: What is asked.
+        experiment: The experiment.
         results: Of each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
     """
 
@@ -62,7 +62,7 @@ class Chapter:
 
 
 def filled(page: str, chapters: Iterable[Chapter]) -> str:
-    """Returns a page with all of its blocks written anew.
+    """Returns a page with all of its generated blocks rewritten.
 
     Raises:
         ConfigError: A block names something that there is not.
@@ -163,7 +163,7 @@ _LOOK: Mapping[str, Any] = {
 
 
 def plots(page: str, chapters: Iterable[Chapter]) -> dict[str, bytes]:
-    """Returns file -> SVG of the plots that a page shows.
+    """Returns file -> SVG for the plots of a page.
 
     Raises:
         ConfigError: It shows a plot of something that there is not.
@@ -183,7 +183,7 @@ def plots(page: str, chapters: Iterable[Chapter]) -> dict[str, bytes]:
 
 
 def loss_plot(of: Chapter) -> bytes:
-    """Returns a plot of held-out loss over tokens: each cell's mean over seeds, their range as a band.
+    """Returns a plot of held-out loss over tokens: each cell's mean over seeds, with their range.
 
     Cells with more lines than can be told apart are left out from the last one on.
     """
@@ -206,7 +206,7 @@ def loss_plot(of: Chapter) -> bytes:
 
 
 def claims_plot(found: Sequence[Finding]) -> bytes:
-    """Returns a row for each claim: the difference with its interval, the margin, and what was published."""
+    """Returns a plot with a row for each claim: difference with interval, margin, published value."""
     shown = [each for each in found if each.interval is not None]
     with drawing((8.6, 1.0 + 0.3 * max(1, len(shown)))) as (figure, axes):
         axes.axvline(0, color="black", linewidth=0.8)
@@ -230,7 +230,7 @@ def _short(text: str, most: int = 76) -> str:
 
 
 def _lines(of: Chapter) -> dict[str, list[Record]]:
-    """Returns label -> runs of a cell, in the order of the grid."""
+    """Returns label -> runs of that cell, in the order of the grid."""
     cells = of.experiment.cells()
     names = varying(cells)
     lines: dict[str, list[Record]] = {}
@@ -243,7 +243,7 @@ def _lines(of: Chapter) -> dict[str, list[Record]]:
 
 @contextmanager
 def drawing(size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
-    """Yields a figure with one pair of axes under our settings.
+    """Yields a figure with one pair of axes, in our style.
 
     Matplotlib is imported when a plot is drawn and not before, and without pyplot: no window, no global state.
     """
@@ -257,7 +257,7 @@ def drawing(size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
 
 
 def svg(figure: Figure) -> bytes:
-    """Returns the figure without date and without the version of the program that drew it."""
+    """Returns the figure as SVG without date and program version."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     FigureCanvasSVG(figure)

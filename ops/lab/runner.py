@@ -1,6 +1,6 @@
-"""The runner of an experiment: several runs at once, each in its own process, until none is due.
+"""Runs an experiment: several runs at once, each in its own process, until none is due.
 
-What is due is decided in :mod:`ops.lab.schedule` from the records alone, after every run anew.
+After every run :mod:`ops.lab.schedule` decides from the records which runs are due.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class _Running:
 
 @dataclass(slots=True)
 class Runner:
-    """One experiment being run.
+    """Runs one experiment.
 
     Attributes:
-        experiment: What is asked.
+        experiment: The experiment to run.
         directory: Where records are kept.
         jobs: Runs at a time; each has a processor of its own.
         say: Prints a line.
@@ -62,10 +62,10 @@ class Runner:
     _succeeded: bool = False
 
     def run(self, check: Callable[[], None]) -> bool:
-        """Runs what is due; returns whether nothing is left.
+        """Carries out due runs; returns whether none is left.
 
         Args:
-            check: Called often; what it raises ends the runs that are going on, and leaves this.
+            check: Called often; an error from it ends the current runs, and is passed on.
 
         Raises:
             Unavailable: A record cannot be written, or the same experiment is being run by somebody else.
@@ -98,7 +98,7 @@ class Runner:
                 self._take_in(stopped=True)
 
     def over(self) -> str:
-        """Says why no further run is started; empty if there is no reason."""
+        """Returns why no further run is started; empty if there is no reason."""
         if sum(record.spent_s for record in newest(self._records)) >= 60 * self.experiment.budget_minutes:
             return (
                 f"the budget of {self.experiment.budget_minutes:.3g} processor minutes is spent: raise budget_minutes"
@@ -125,7 +125,7 @@ class Runner:
             self.say(f"{self._name(run)}: begins")
 
     def _take_in(self, *, stopped: bool = False) -> bool:
-        """Keeps the records of runs that have ended, and says so; returns whether one has.
+        """Saves and announces the records of ended runs; returns whether there was one.
 
         Args:
             stopped: Runs were stopped: those that have brought no record did not fail.
@@ -146,7 +146,7 @@ class Runner:
         return bool(ended)
 
     def keep(self, record: Record, run: Run) -> None:
-        """Adds the record of a run that has ended.
+        """Saves the record of an ended run.
 
         Raises:
             Unavailable: It cannot be written.
@@ -170,7 +170,7 @@ class Runner:
 
 @contextmanager
 def _locked(directory: Path, experiment: str) -> Iterator[None]:
-    """Holds an experiment while it is run.
+    """Holds the lock of an experiment during its runs.
 
     Raises:
         Unavailable: Somebody else runs the same experiment, or the lock cannot be had.
@@ -179,7 +179,7 @@ def _locked(directory: Path, experiment: str) -> Iterator[None]:
     with mapped(f"cannot lock {path}", definite=True):
         directory.mkdir(parents=True, exist_ok=True)
     try:
-        held = hold(path)  # the file stays: whoever removed it would let two others lock two files of that name
+        held = hold(path)  # the file stays: removing it could let two processes lock two files of that name
     except BlockingIOError as err:
         raise Unavailable(f"{experiment} is being run already, with records in {directory}", definite=True) from err
     try:

@@ -1,6 +1,6 @@
-"""The schedule of an experiment: whether its parts fit together, its runs, and those that are due.
+"""Checks an experiment, and lists its runs and those that are due.
 
-All of it is decided from the experiment and the records so far. So an experiment that was stopped goes on where it was,
+All of it is decided from the experiment and the records so far. So a stopped experiment continues where it was,
 whoever stopped it, and records that were copied from another machine count as much as those that were made here.
 """
 
@@ -23,7 +23,7 @@ from ops.plans.experiment import Cell, Comparison, Experiment, contains, experim
 
 
 class Run(NamedTuple):
-    """One run: its cell, all of its settings, its seed, and the key of its record."""
+    """One run: cell, settings, seed, and the key of its record."""
 
     cell: Cell
     settings: CellSettings
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
 
 def runs_of(experiment: Experiment) -> list[list[Run]]:
-    """Returns the runs of every cell, by seed: as many as every cell has, or as the claims on it ask for."""
+    """Returns the runs of every cell by seed; their number is that of all cells, or of the cell's claims."""
     cells = experiment.cells()
     seeds = [experiment.seeds] * len(cells)
     for comparison in experiment.comparisons:
@@ -48,7 +48,7 @@ def runs_of(experiment: Experiment) -> list[list[Run]]:
 
 
 def due(experiment: Experiment, records: Iterable[Record]) -> list[Run]:
-    """Returns the runs that have no record: every cell's first seed, then the second, and so on.
+    """Returns the runs without a record: every cell's first seed, then the second, and so on.
 
     Cells that come to the same settings are one run; its record serves them all.
     """
@@ -60,16 +60,16 @@ def due(experiment: Experiment, records: Iterable[Record]) -> list[Run]:
 
 
 def current(experiment: Experiment, records: Iterable[Record]) -> list[dict[int, Record]]:
-    """Returns for every cell as it is now seed -> the newest record of those settings.
+    """Returns for every cell seed -> the newest record with its current settings.
 
-    What a record calls its cell does not count: that was the file of its day.
+    The cell's name in a record does not count: the file may have changed since.
     """
     done = {record.key: record for record in records}
     return [{run.seed: done[run.key] for run in runs if run.key in done} for runs in runs_of(experiment)]
 
 
 def left_out(experiment: Experiment, records: Iterable[Record]) -> int:
-    """Returns how many records are of other settings or seeds."""
+    """Returns the number of records with other settings or seeds."""
     records = tuple(records)
     counting = {record.key for of_cell in current(experiment, records) for record in of_cell.values()}
     return len(newest(records)) - len(counting)
@@ -79,7 +79,7 @@ def left_out(experiment: Experiment, records: Iterable[Record]) -> int:
 
 
 def load(path: Path) -> Experiment:
-    """Reads an experiment; checks its cells against settings and task, its claims against the cells.
+    """Returns an experiment from a file; checks cells against settings and task, claims against cells.
 
     Raises:
         ConfigError: The file cannot be read, or something in it is wrong: it names the field, the value and the cure.
@@ -119,7 +119,7 @@ def _check_known(field: str, name: str, axes: list[str]) -> None:
 
 
 def _check_tasks(cells: Iterable[CellSettings]) -> None:
-    """Holds options against the source of their task, where that tells."""
+    """Checks options against the source of their task, as far as it shows them."""
     search = [*sys.path, os.getcwd()]  # where runs look, too
     signatures = {}
     for each in cells:
@@ -130,7 +130,7 @@ def _check_tasks(cells: Iterable[CellSettings]) -> None:
 
 
 def _check_claim(experiment: Experiment, comparison: Comparison) -> None:
-    """Checks that a claim has cells on both sides, and one baseline for each group."""
+    """Checks that a claim has cells on both sides, and one baseline per group."""
     if max(comparison.seeds, experiment.seeds) < 2:
         raise ConfigError("compare.seeds", comparison.seeds, "must be at least 2 for a claim: one seed decides nothing")
     for name in comparison.ignore:
@@ -146,5 +146,5 @@ def _check_claim(experiment: Experiment, comparison: Comparison) -> None:
             raise ConfigError("compare.baseline", dict(comparison.baseline), cure)
         for side, found in (("candidate", candidates), ("baseline", baselines)):
             if len(found) > 1:
-                cure = f"leaves several cells to compare for {label(group)}: name a value of what they differ in"
+                cure = f"leaves several cells to compare for {label(group)}: give values for the fields that differ"
                 raise ConfigError(f"compare.{side}", dict(getattr(comparison, side)), cure)

@@ -1,4 +1,4 @@
-"""The verdicts on claims: paired differences, their intervals, and decisions, from records alone.
+"""Judges claims from records: paired differences, their intervals, and verdicts.
 
 Two methods are compared seed by seed: both start from the same parameters and see the same text, so the difference
 d = candidate / baseline - 1 is free of what both share of these. Of n such differences we report the mean and
@@ -22,12 +22,12 @@ from ops.plans.experiment import Comparison, Equal, Experiment, Kind, label, var
 #: Chance of a false "better". A two-sided interval of 95 % misses on one side in this share of the cases.
 ONE_SIDED = 0.025
 
-#: Runs of a pair may differ by this share in what is to be equal: islands end when they hear of it, not at a step.
+#: Runs of a pair may differ by this share in the equal quantity, because islands do not end at an exact step.
 TOLERANCE = 0.01
 
 
 class Verdict(StrEnum):
-    """The verdict of the data on a claim."""
+    """The verdict on a claim."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 
 
 class Interval(NamedTuple):
-    """A mean, and the half-width of the interval around it, which is infinite for one value."""
+    """A mean with the half-width of its interval, infinite for a single value."""
 
     mean: float
     half_width: float
@@ -53,14 +53,14 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Returns the mean of independent values, one at least, with Student's two-sided 95 % interval."""
+    """Returns the mean of at least one independent value, with Student's two-sided 95 % interval."""
     if len(values) == 1:
         return Interval(values[0], math.inf)
     return Interval(fmean(values), float(stats.t.isf(ONE_SIDED, len(values) - 1) * stats.sem(values)))
 
 
 def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
-    """Says whether a claim holds for every value in the interval, for none, or for some."""
+    """Returns the verdict on a claim: it holds for every value in the interval, for none, or for some."""
     if kind is Kind.BETTER:
         holds, fails = found.high < -margin, found.low >= -margin
     else:
@@ -79,7 +79,7 @@ def p_better(differences: Sequence[float], margin: float) -> float:
 
 
 def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...]:
-    """Returns which claims stand together, so that the chance of any false one is at most ``level``.
+    """Returns which claims Holm's method accepts, so that any is false with chance at most ``level``.
 
     Holm's step-down rule (Scandinavian Journal of Statistics 6, 1979): the k-th smallest p-value of m, counted from
     0, is held against level / (m - k); the first that exceeds it fails, and all larger ones with it.
@@ -107,7 +107,7 @@ class Finding:
         interval: Mean and interval of the differences; None if there are none.
         p_value: One-sided, of "better" claims with at least two pairs.
         verdict: Of this group.
-        reason: What the verdict alone does not say; empty if nothing.
+        reason: An addition to the verdict; may be empty.
     """
 
     comparison: Comparison
@@ -121,7 +121,7 @@ class Finding:
 
 
 def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) -> tuple[Finding, ...]:
-    """Returns the verdicts of one experiment; "better" claims are corrected for how many there are (Holm).
+    """Returns the verdicts of one experiment; "better" claims are corrected for their number (Holm).
 
     Args:
         experiment: Its claims are the family that is corrected for.
@@ -145,7 +145,7 @@ def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) ->
 
 
 def _judged(finding: Finding, ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> Finding:
-    """Pairs the runs of a group by seed, and judges the differences."""
+    """Returns the verdict on a group: pairs its runs by seed, and judges the differences."""
     comparison = finding.comparison
     both = sorted(ours.keys() & theirs.keys())
     if unlike := _unlike([(ours[seed], theirs[seed]) for seed in both]):
@@ -179,7 +179,7 @@ def _judged(finding: Finding, ours: Mapping[int, Record], theirs: Mapping[int, R
 
 
 def _unlike(pairs: Sequence[tuple[Record, Record]]) -> str:
-    """Says why runs must not be compared: they saw different texts. Empty if nothing is in the way."""
+    """Returns why runs cannot be compared, because they saw different texts; empty if they can."""
     if len({run.corpus for pair in pairs for run in pair}) > 1:
         return "not all runs saw the same text: remove the records of one"
     if any(run.loss <= 0 for pair in pairs for run in pair):
@@ -188,7 +188,7 @@ def _unlike(pairs: Sequence[tuple[Record, Record]]) -> str:
 
 
 def _unequal(pairs: Sequence[tuple[Record, Record]], what: Equal) -> str:
-    """Says in which pair one run has spent more than the other; empty if they are level."""
+    """Returns the pair in which one run has spent more than the other; empty if there is none."""
     for ours, theirs in pairs:
         mine, other = (each.tokens if what is Equal.TOKENS else each.virtual_s for each in (ours, theirs))
         if other and abs(mine / other - 1) > TOLERANCE:
@@ -198,7 +198,7 @@ def _unequal(pairs: Sequence[tuple[Record, Record]], what: Equal) -> str:
 
 
 def _doubt(candidates: Sequence[float], baselines: Sequence[float]) -> str:
-    """Says what makes the losses of all pairs no basis for a verdict; empty if nothing does."""
+    """Returns why the losses allow no verdict; empty if they do."""
     if len(candidates) == 1:
         return "one seed decides nothing"
     if len(set(candidates)) == len(set(baselines)) == 1:

@@ -1,4 +1,4 @@
-"""Real training in virtual time: the work that :mod:`ops.virtual.work` plugs into the processes.
+"""Real training in virtual time, as the work of simulated processes (:mod:`ops.virtual.work`).
 
 Everything that touches a tensor is production code: the task's train step, the island's reference and placement, the
 aggregator's merge and outer step. What is added is when steps run.
@@ -46,10 +46,10 @@ def values_of(tensors: Iterable[TensorSpec], vector: Vector) -> Iterator[tuple[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The settings of a cell that an island's training depends on, beside the task.
+    """The settings of a cell that affect an island's training, beside the task.
 
     Attributes:
-        feedback: Whether what the codec rounds away stays in the island's progress.
+        feedback: Whether the codec's rounding error stays in the island's progress.
         seed: Of parameters and data order.
         fleet_tokens: Tokens of one step of the whole fleet.
         total_tokens: Of the run, for schedules.
@@ -96,7 +96,7 @@ class TrainingIsland:
         return encode_seed(self._manifest.fragments[fragment_id], leaves)
 
     def train(self, own_tokens: int) -> None:
-        """Runs one inner step, with the batch and the schedule of now."""
+        """Runs one inner step, with the current batch and schedule."""
         fleet_tokens = self._rule.fleet_tokens
         step = int(self._core.schedule.at(own_tokens) / fleet_tokens)
         schedule = Schedule(step=step, total_steps=self._rule.total_tokens // fleet_tokens)
@@ -108,7 +108,7 @@ class TrainingIsland:
         self._copies[fragment_id] = self._placements[fragment_id].copy(leaves)
 
     def forget(self, fragment_id: int) -> None:
-        """Drops the copy of a fragment: nobody will ask for it."""
+        """Drops the copy of a fragment."""
         self._copies.pop(fragment_id, None)
 
     def capture(self, fragment_id: int, steps: StepRange, codec: Codec) -> Payload:
@@ -118,7 +118,7 @@ class TrainingIsland:
         return reference.capture(copies, codec, feedback=self._rule.feedback)
 
     def prepare(self, version: Version, keep: float, *, mixes: bool = False) -> None:
-        """Computes what installing adds."""
+        """Computes the shift of a version."""
         p = version.fragment_id
         shift = self._references[p].shift(version.payload, keep, self._placements[p].dtypes, mixes=mixes)
         self._prepared[p] = shift, keep, mixes
@@ -136,7 +136,7 @@ class TrainingIsland:
         self.params = self._parameters.replace(self.params, {fragment_id: installed})
 
     def refresh_optimizer(self) -> None:
-        """Starts with an optimizer that has seen no step, and with unsynchronised parameters as they were."""
+        """Resets the optimizer, and unsynchronised parameters to their first values."""
         local = self._beginning.restored(self._parameters.of_none(self.params))
         self.params = self._parameters.replace_local(self.params, local)
         self.opt_state = self._task.fresh_optimizer(self.params)
@@ -147,7 +147,7 @@ class TrainingIsland:
         return state_parts.cut(checkpoint.packed(snapshot, (), Position(0, 0), 0))
 
     def take_state(self, parts: tuple[Payload, ...]) -> str:
-        """Takes a donor's state over if it fits and is finite."""
+        """Loads a donor's state if it fits and is finite; returns whether it did."""
         needed = state_parts.Needed(state=checkpoint.leaves_of(self.opt_state), local=())
         size = sum(memoryview(each.data).nbytes for part in parts for each in part)
         found, flaw = state_parts.read(parts, size, needed)
@@ -156,7 +156,7 @@ class TrainingIsland:
         return flaw
 
     def end(self) -> None:
-        """Gives the parameters back: a run may see hundreds of lives."""
+        """Frees the parameters: a run may have hundreds of lives."""
         self.params = self.opt_state = None
 
 
@@ -174,11 +174,11 @@ class TrainingAggregator:
         self._manifest = manifest
 
     def inspect(self, envelope: Envelope) -> Inspection:
-        """Returns what a payload holds."""
+        """Returns the facts about a payload."""
         return inspect(envelope, self._manifest)
 
     def plant(self, action: Plant) -> Computed:
-        """Makes version 0."""
+        """Makes version 0 from a seed."""
         made = versions.plant(self._tensors(action.fragment_id), action)
         self._pending[action.fragment_id] = made
         return made.reported(action.fragment_id)
@@ -191,7 +191,7 @@ class TrainingAggregator:
         return made.reported(p)
 
     def persist(self, commit: Commit) -> None:
-        """Makes durable what was made last."""
+        """Makes the newest version durable."""
         made = self._pending[commit.fragment_id]
         assert made.digest == commit.digest
         self._durable[commit.fragment_id] = made.state
@@ -206,7 +206,7 @@ class TrainingAggregator:
 
 
 class Training:
-    """Makes works that train: see :class:`ops.virtual.work.Works`."""
+    """Makes the training work of processes: see :class:`ops.virtual.work.Works`."""
 
     def __init__(self, task: Task, rule: Rule, outer_step: OuterStep) -> None:
         self.durable: Durable = {}

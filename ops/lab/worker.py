@@ -1,4 +1,4 @@
-"""A run in a process of its own: ``python -m ops.lab.worker JOB RESULT``.
+"""Carries out one run in a process of its own: ``python -m ops.lab.worker JOB RESULT``.
 
 Settings in, record out, both as JSON. A process for each run costs two seconds, and no run can disturb another: not
 its memory, not its threads, not by crashing.
@@ -25,14 +25,14 @@ from ops.lab import decoupled, lockstep
 from ops.lab.records import Outcome, Record
 from ops.plans.cell import CellSettings, Mode, cell_settings, key_of, resolved
 
-#: A loss so many times what it was before the first step, or early on if that was less, is of a run that went wrong.
+#: A run diverged if its loss is this multiple of the loss before the first step, or of an early one if less.
 FAR_ABOVE = 1.5
 #: Sequences that judge the model on the way.
 CURVE_SEQUENCES = 512
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the job; 2 if its settings are wrong."""
+    """Runs the job; returns 2 if its settings are wrong."""
     job: dict[str, Any] = json.loads(arguments[0])
     try:
         record = run_cell(
@@ -55,7 +55,7 @@ def run_cell(
     experiment: str = "",
     varied: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Trains one cell and returns the record of it.
+    """Trains one cell and returns its record.
 
     The same cell and seed give the same loss to the last bit on the same build and kind of processor.
 
@@ -73,7 +73,7 @@ def run_cell(
     quick = load_task(cell.task, _options(cell, CURVE_SEQUENCES))
     begins_at = held_out_loss(quick, quick.init(seed)[0])
     gc.collect()
-    gc.freeze()  # what is loaded by now stays: there is no need to look through it again and again
+    gc.freeze()  # loaded modules stay: the collector need not look through them again and again
     run = decoupled.run if cell.mode is Mode.DECOUPLED else lockstep.run
     outcome = run(task, cell, seed, partial(held_out_loss, quick))
     loss = held_out_loss(task, outcome.params)
@@ -98,19 +98,19 @@ def run_cell(
 
 
 def diverged(outcome: Outcome, loss: float, begins_at: float) -> bool:
-    """Says whether training went wrong.
+    """Returns whether training diverged.
 
     * The loss is not a number, or far above the loss of the untrained model, or above the first point of the curve if
       that is lower.
-    * Or islands trained what is not finite. The aggregator refuses it, so the model stays sound, but data-parallel
-      training would have ended.
+    * Or islands trained values that are not finite. The aggregator refuses them, so the model stays sound, but
+      data-parallel training would have ended.
     """
     first = min([begins_at, *(point.loss for point in outcome.curve[:1])])
     return not math.isfinite(loss) or loss > FAR_ABOVE * first > 0 or outcome.wasted.get(str(Reason.NOT_FINITE), 0) > 0
 
 
 def _options(cell: CellSettings, sequences: int) -> dict[str, Any]:
-    """Returns the task's options; a task that can be told how much to hold out is."""
+    """Returns the task's options, with the size of the held-out part if the task takes it."""
     options = dict(cell.options)
     known = inspect.signature(task_function(cell.task)).parameters
     if known.keys() >= {"context", "held_out_tokens"} and "held_out_tokens" not in options:

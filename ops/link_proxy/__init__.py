@@ -1,1 +1,1 @@
-"""The proxy that makes one machine's loopback behave like the links of :mod:`ops.links`."""
+"""A proxy that makes loopback behave like the links of :mod:`ops.links`."""

@@ -27,7 +27,7 @@ from ops.links.link import Link
 log = logs.get(__name__)
 
 READ_BYTES = 64 << 10
-#: Of the sockets on our side: what waits in the kernel should be little beside what waits in a lane.
+#: Buffers of our sockets: the kernel should hold little beside the lanes.
 SOCKET_BUFFER_BYTES = 64 << 10
 WRITE_HIGH_WATER_BYTES = 64 << 10
 CONNECT_WITHIN_S = 10.0
@@ -36,7 +36,7 @@ _OTHER = {Way.UP: Way.DOWN, Way.DOWN: Way.UP}
 
 
 class Carrier:
-    """All connections of one link, and the one timer that they need."""
+    """All connections of one link, with their common timer."""
 
     def __init__(self, name: str, link: Link, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
@@ -50,17 +50,17 @@ class Carrier:
         self._closed = False
 
     def accept(self, host: str, port: int) -> End:
-        """Returns the protocol of a connection that a client makes, which goes on to ``host`` and ``port``."""
+        """Returns the protocol for a client's connection, which is forwarded to ``host`` and ``port``."""
         connection = Connection(self, next(self._numbers), host, port)
         return connection.ends[Way.UP]
 
     def order(self, condition: LinkCondition, *, for_s: float | None) -> None:
-        """Puts the link into a condition, as :meth:`Link.order`."""
+        """Sets the link's condition, as :meth:`Link.order`."""
         self.link.order(condition, for_s=for_s, now_s=self.loop.time())
         self.pump()
 
     def clear(self) -> None:
-        """Takes all orders back."""
+        """Cancels all orders."""
         self.link.clear()
         self.pump()
 
@@ -72,7 +72,7 @@ class Carrier:
             connection.abort()
 
     def pump(self) -> None:
-        """Does everything that is due, and sets the timer for what will be."""
+        """Does everything that is due, and sets the timer."""
         if self._closed:
             return
         now_s, before = self.loop.time(), self.link.condition
@@ -111,7 +111,7 @@ class Carrier:
 
 
 class Connection:
-    """One connection of a client: its two sockets, and what still has to pass between them."""
+    """One connection of a client: its two sockets, and the bytes under way between them."""
 
     def __init__(self, carrier: Carrier, number: int, host: str, port: int) -> None:
         self.carrier = carrier
@@ -122,21 +122,21 @@ class Connection:
         self._ended: set[Way] = set()
 
     def offer(self, way: Way, item: Item) -> None:
-        """Sends something on its way."""
+        """Puts bytes or a mark into the link."""
         self.carrier.link.lanes[way].offer(self.number, item, self.carrier.loop.time())
         self.carrier.pump()
 
     def room(self, way: Way) -> int:
-        """Returns how many bytes may be sent on their way now."""
+        """Returns the bytes that the link takes now."""
         return self.carrier.link.lanes[way].room(self.number)
 
     def accepted(self) -> None:
-        """A client has connected: its first packet leaves for the broker."""
+        """Starts the connection to the broker after a client has connected."""
         self.carrier.connections[self.number] = self
         self.offer(Way.UP, Mark.OPEN)
 
     def arrived(self, way: Way, item: Item) -> None:
-        """Hands over at the far end what has arrived there."""
+        """Writes arrived bytes to the far end."""
         if not isinstance(item, Mark):
             self.ends[_OTHER[way]].write(item)
             return
@@ -144,7 +144,7 @@ class Connection:
             case Mark.OPEN if way is Way.UP:
                 self._connecting = self.carrier.loop.create_task(self._connect(), name=f"{self.carrier.name} connects")
             case Mark.OPEN:
-                self.ends[Way.UP].resume()  # the connection stands
+                self.ends[Way.UP].resume()  # the connection is complete
             case Mark.END:
                 self._ended.add(way)
                 self.ends[_OTHER[way]].write_end()
@@ -166,13 +166,13 @@ class Connection:
             self.offer(Way.DOWN, Mark.RESET)
 
     def read_where_there_is_room(self) -> None:
-        """Reads again what was left in the kernel while there was no room."""
+        """Resumes reading from a socket that was paused for lack of room."""
         for way, end in self.ends.items():
             if end.waits_for_room and self.room(way):
                 end.resume()
 
     def abort(self) -> None:
-        """Resets both ends; what was on its way is lost."""
+        """Resets both ends; bytes under way are lost."""
         self._forget()
         if self._connecting is not None:
             self._connecting.cancel()
@@ -186,12 +186,12 @@ class Connection:
 
     @property
     def known(self) -> bool:
-        """Whether bytes are still carried."""
+        """Returns whether the connection is still carried."""
         return self.number in self.carrier.connections
 
 
 class End(asyncio.BufferedProtocol):
-    """One socket of a connection: the source of the bytes of one way, and the destination of the other's."""
+    """One socket of a connection: source of one direction's bytes, destination of the other's."""
 
     def __init__(self, connection: Connection, way: Way) -> None:
         self.waits_for_room = False
@@ -202,7 +202,7 @@ class End(asyncio.BufferedProtocol):
     # --- what asyncio tells -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is connected: the client's to us, or ours to the broker."""
+        """Notes that the socket is connected: the client's to us, or ours to the broker."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
@@ -215,12 +215,12 @@ class End(asyncio.BufferedProtocol):
             self.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Returns where to read to: no more than there is room for."""
+        """Returns the buffer to read into, as large as the link has room."""
         room = max(1, min(READ_BYTES, self._connection.room(self._way)))
         return self._connection.carrier.scratch[:room]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes have been read."""
+        """Puts the bytes that were read into the link."""
         if not self._connection.known:
             return
         self._connection.offer(self._way, bytes(self._connection.carrier.scratch[:nbytes]))
@@ -229,56 +229,56 @@ class End(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """No more bytes will come from this side; it may still get some."""
+        """Sends the end of this side's bytes through the link; the other direction stays open."""
         if self._connection.known:
             self._connection.offer(self._way, Mark.END)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed, by whomever; if that was not us, the other side hears of it in time."""
+        """Handles a closed socket; if the peer closed it, the other side hears of it through the link."""
         self._transport = None
         self.waits_for_room = False
         if self._connection.known:
             self._connection.offer(self._way, Mark.RESET)
 
     def pause_writing(self) -> None:
-        """The receiver does not keep up."""
+        """Holds the link's direction while the receiver does not keep up."""
         self._hold(True)
 
     def resume_writing(self) -> None:
-        """The receiver keeps up again."""
+        """Releases the link's direction."""
         self._hold(False)
         self._connection.carrier.pump()
 
     def _hold(self, held: bool) -> None:
         self._connection.carrier.link.lanes[_OTHER[self._way]].hold(self._connection.number, held)
 
-    # --- what the connection wants ------------------------------------------------------------------------------
+    # --- called by the connection -------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Reads again."""
+        """Resumes reading."""
         self.waits_for_room = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
-        """Sends bytes to this side, if it is still there."""
+        """Writes bytes to this socket, if it is still open."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def write_end(self) -> None:
-        """Tells this side that no more will come."""
+        """Closes the sending half of this socket."""
         if self._transport is not None and not self._transport.is_closing():
             with contextlib.suppress(OSError):  # it was reset, and asyncio has not yet told us
                 self._transport.write_eof()
 
     def close(self) -> None:
-        """Closes the socket in order, after what is still to be written."""
+        """Closes the socket after pending writes."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes the socket so that this side sees a reset."""
+        """Closes the socket with a reset."""
         if self._transport is None or self._transport.is_closing():
             return
         linger = struct.pack("ii", 1, 0)  # on, for no time: closing sends RST in place of FIN

@@ -1,6 +1,6 @@
 """Client of the links process: changes links during a run, by JSON lines over a unix socket.
 
-Requests, with what is answered beside ``"ok": true``:
+Requests, with the answer's fields beside ``"ok": true``:
 
 * ``{"do": "list"}``: ``links``, by name: ``condition`` (a table, see :mod:`ops.links.condition`), ``up_bytes``,
   ``down_bytes``, ``connections``
@@ -32,12 +32,12 @@ SOCKET_NAME = "links.sock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCount:
-    """Counts of what has passed one link since its process started.
+    """Bytes and connections of one link since its process started.
 
     Attributes:
         up_bytes: From the client to the broker; handshakes and framing of ZeroMQ are in it.
         down_bytes: From the broker to the client.
-        connections: That stand, or are being made.
+        connections: Connections that are open or being made.
     """
 
     up_bytes: int
@@ -46,7 +46,7 @@ class LinkCount:
 
 
 class LinkControl:
-    """The client: a connection for each call, so that it outlives restarts of the links process.
+    """The client; one connection per call, so that it survives restarts of the links process.
 
     Args:
         path: Of the socket, ``links.sock`` in the run directory.
@@ -58,7 +58,7 @@ class LinkControl:
         self._within_s = within_s
 
     def set(self, link: str, condition: LinkCondition, *, for_s: float | None = None) -> tuple[str, ...]:
-        """Puts links into a condition; returns their names.
+        """Sets the condition of links; returns their names.
 
         Args:
             link: A name, or a glob such as ``island-*``.
@@ -79,11 +79,11 @@ class LinkControl:
         return self._names({"do": "clear"} if link is None else {"do": "clear", "link": link})
 
     def conditions(self) -> dict[str, LinkCondition]:
-        """Returns what each link is like now. Raises as :meth:`set`."""
+        """Returns the current condition of each link. Raises as :meth:`set`."""
         return {name: LinkCondition.of(**each["condition"]) for name, each in self._list().items()}
 
     def counts(self) -> dict[str, LinkCount]:
-        """Returns what has passed each link. Raises as :meth:`set`."""
+        """Returns the counts of each link. Raises as :meth:`set`."""
         fields = LinkCount.__dataclass_fields__
         return {name: LinkCount(**{key: each[key] for key in fields}) for name, each in self._list().items()}
 
@@ -102,7 +102,7 @@ class LinkControl:
                 with sock.makefile("rb") as file:
                     answer = json.loads(file.readline(MAX_LINE_BYTES))
         except (OSError, ValueError) as err:
-            cure = "is it a run with up --link, and does it go on?"
+            cure = "check that the run was started with up --link, and is still running"
             raise Unavailable(
                 f"no answer from the links process at {self._path} ({err}); {cure}", definite=False
             ) from err
@@ -113,7 +113,7 @@ class LinkControl:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yields a short name of a socket's path, for an address of 107 bytes: its directory may be deep."""
+    """Yields a short alias of a socket's path, since addresses have at most 107 bytes."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"

@@ -1,4 +1,4 @@
-"""Server of the control socket of the links process."""
+"""Serves the control socket of the links process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KEYS = {
 
 
 def answer(carriers: Mapping[str, Carrier], line: bytes) -> dict[str, Any]:
-    """Carries out one request; returns the answer, also where it cannot be done."""
+    """Carries out one request; returns the answer, also for a failure."""
     try:
         return {"ok": True, "links": _do(carriers, _request(line))}
     except ConfigError as err:
@@ -94,7 +94,7 @@ def _shown(carrier: Carrier) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def listening(path: Path, carriers: Mapping[str, Carrier]) -> Any:
-    """Answers requests at a unix socket of this user alone, for as long as the block lasts.
+    """Answers requests at a unix socket that only this user can open, during the block.
 
     Raises:
         Unavailable: The socket cannot be made.
@@ -110,7 +110,7 @@ async def listening(path: Path, carriers: Mapping[str, Carrier]) -> Any:
         raise Unavailable(f"cannot make the socket {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):  # whoever asked went away
+        with contextlib.suppress(OSError):  # the client has gone
             while line := await _line(reader):
                 writer.write(json.dumps(answer(carriers, line)).encode() + b"\n")
                 await writer.drain()
@@ -125,7 +125,7 @@ async def listening(path: Path, carriers: Mapping[str, Carrier]) -> Any:
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """Returns the next request; nothing at the end or for one too long, which ends the connection."""
+    """Returns the next request; empty at the end, or for a too long one, which ends the connection."""
     try:
         return await reader.readline()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Places the links of the processes of a run to its brokers and to Redis: ``up --link``.
+"""Puts links between the processes of a run and its brokers and Redis: ``up --link``.
 
 Which of them there are follows from the region file. A link to the brokers has the name of its client, and two doors at
 the proxy for each broker; the client is told by ATOLL_BROKER to use these in place of the brokers' own ports. A link to
@@ -23,40 +23,40 @@ from ops.links.region import TO_REDIS
 from ops.links.wiring import HOST, Door, Wire, Wiring
 from ops.processes.child_process import ProcessSpec
 
-#: Of the process that carries all links.
+#: Name of the process that carries all links.
 PROCESS_NAME = "links"
 #: Its wiring, in the run directory.
 WIRING_NAME = "links.json"
 #: A client enters a broker by two: control, and bulk behind it.
 DOORS_PER_BROKER = 2
-#: Of a Redis whose URL names none.
+#: Port of a Redis whose URL names none.
 REDIS_PORT = 6379
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The links of a run, not yet carried by anybody."""
+    """The links of a run, before their proxy runs."""
 
     wiring: Wiring
     run_dir: Path
 
     @property
     def wiring_file(self) -> Path:
-        """The file that the links process reads."""
+        """The input file of the links process."""
         return self.run_dir / WIRING_NAME
 
     @property
     def control(self) -> Path:
-        """The socket at which it takes orders."""
+        """The control socket of the links process."""
         return self.run_dir / SOCKET_NAME
 
     def process(self, command: Sequence[str], environment: Mapping[str, str]) -> ProcessSpec:
-        """Returns the process that carries the links: ``command`` is this program with the word ``links``."""
+        """Returns the links process; ``command`` is this program with the word ``links``."""
         arguments = ["--plan", os.fspath(self.wiring_file), "--control", os.fspath(self.control)]
         return ProcessSpec(name=PROCESS_NAME, command=[*command, *arguments], environment=environment, stop_order=1)
 
     def reroute(self, specs: Iterable[ProcessSpec]) -> list[ProcessSpec]:
-        """Returns the processes, those with a link sent to their doors."""
+        """Returns the processes; those with a link connect to its ports."""
         return [self._rerouted(each) for each in specs]
 
     def _rerouted(self, spec: ProcessSpec) -> ProcessSpec:
@@ -87,7 +87,7 @@ def read(path: Path) -> region.Tables:
 def ways(
     clients: Iterable[str], brokers: Iterable[str], *, redis_clients: Iterable[str], redis_url: str
 ) -> dict[str, list[tuple[str, int]]]:
-    """Returns link -> the addresses it leads to, one for each door, for all links a region file may name.
+    """Returns link -> its target addresses, one per port, for all links that a region file may name.
 
     Args:
         clients: Names of all processes that connect to the brokers.
@@ -113,12 +113,12 @@ def place(
     find_ports: Callable[[int], int],
     run_dir: Path,
 ) -> Links:
-    """Returns the links of a run, with a port for each of their doors.
+    """Returns the links of a run, with a local port for each target.
 
     Args:
         tables: Of the region file.
         ways: Of :func:`ways`.
-        find_ports: Returns the first of so many adjacent free ports.
+        find_ports: Returns the first of a number of adjacent free ports.
         run_dir: Of the run.
 
     Raises:

@@ -66,7 +66,7 @@ class Proxy:
         self._servers: list[asyncio.Server] = []
 
     async def __aenter__(self) -> Proxy:
-        """Listens.
+        """Opens all ports and the control socket.
 
         Raises:
             Unavailable: A port is in use.
@@ -87,11 +87,11 @@ class Proxy:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Ends every connection."""
+        """Closes everything."""
         self.close()
 
     def close(self) -> None:
-        """Listens no more, and resets every connection."""
+        """Stops listening, and resets every connection."""
         for server in self._servers:
             server.close()
         for carrier in self.carriers.values():

@@ -1,1 +1,1 @@
-"""Links of a run: their conditions, wiring and regions, and when bytes may arrive. Pure."""
+"""Models links: conditions, wiring, regions, and arrival times of bytes. Pure."""

@@ -18,7 +18,7 @@ from broker.base.settings import nearest
 
 #: Between cities, not between planets.
 MAX_DELAY_MS = 60_000.0
-#: Of any number here, which keeps infinity out.
+#: Largest value of any number here, which keeps infinity out.
 MAX_NUMBER = 1e9
 #: A megabyte, as of ``corrupt_per_mb``, and a megabit, as of ``mbit``, are decimal.
 MEGA = 1_000_000
@@ -41,7 +41,7 @@ class Direction:
     """One direction of a link.
 
     Attributes:
-        delay_ms: One way: what is sent arrives no earlier than this.
+        delay_ms: One way: bytes arrive no earlier than this.
         jitter_ms: Up to so much more, drawn for each piece. Nothing is reordered: this is TCP.
         mbit: Rate in Mbit/s, of all connections of the link together; 0 for unlimited.
         corrupt_per_mb: Bytes changed on the way, per megabyte, on average.
@@ -73,12 +73,12 @@ class Direction:
 
     @property
     def delay_s(self) -> float:
-        """Least one-way delay."""
+        """The least one-way delay in seconds."""
         return self.delay_ms / 1000
 
     @property
     def jitter_s(self) -> float:
-        """Greatest addition to the delay."""
+        """The greatest addition to the delay, in seconds."""
         return self.jitter_ms / 1000
 
     @property
@@ -88,7 +88,7 @@ class Direction:
 
     @property
     def blocked(self) -> bool:
-        """Whether nothing passes for now."""
+        """Returns whether nothing passes now."""
         return self.stall or self.partition
 
 
@@ -100,7 +100,7 @@ KEYS = (*DIRECTION_KEYS, *(f"{way}_{key}" for way in Way for key in DIRECTION_KE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCondition:
-    """Both directions of a link, and resets of its connections; without any fault by default.
+    """The condition of a link: both directions, and resets; without faults by default.
 
     Attributes:
         up: From the client to the broker.
@@ -120,7 +120,7 @@ class LinkCondition:
 
     @classmethod
     def of(cls, **keys: Any) -> LinkCondition:
-        """Returns a faultless link changed by a table of keys: ``LinkCondition.of(delay_ms=40, up_mbit=20)``.
+        """Returns a condition from keys: ``LinkCondition.of(delay_ms=40, up_mbit=20)``; no other faults.
 
         Raises:
             ConfigError: As :meth:`changed`.
@@ -128,7 +128,7 @@ class LinkCondition:
         return cls().changed(keys)
 
     def changed(self, keys: Mapping[str, Any]) -> LinkCondition:
-        """Returns this condition with the keys of a table in place of its own; those of one direction win.
+        """Returns this condition changed by the keys of a table; keys of one direction win.
 
         Raises:
             ConfigError: A key that there is not, or a value that cannot be.
@@ -153,11 +153,11 @@ class LinkCondition:
 
     @property
     def partitioned(self) -> bool:
-        """Whether at least one direction is cut."""
+        """Returns whether at least one direction is cut."""
         return self.up.partition or self.down.partition
 
     def table(self) -> dict[str, Any]:
-        """Returns the table that makes this condition by :meth:`of`, without values of a faultless link."""
+        """Returns the table for :meth:`of` that makes this condition, without defaults."""
         plain, table = Direction(), {}
         for key in DIRECTION_KEYS:
             up, down, usual = getattr(self.up, key), getattr(self.down, key), getattr(plain, key)

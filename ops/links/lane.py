@@ -23,10 +23,10 @@ from enum import StrEnum
 
 from ops.links.condition import MEGA, Direction
 
-#: What a flow may hold at most: about as much as TCP on Linux keeps on its way.
+#: Most bytes of a flow: about as much as TCP on Linux keeps under way.
 MAX_WINDOW_BYTES = 4 << 20
 MIN_WINDOW_BYTES = 64 << 10
-#: The bucket holds what the rate brings in so long, and at least a packet.
+#: The token bucket holds the rate's bytes in this time, and at least a packet.
 BURST_S = 0.01
 MIN_BURST_BYTES = 1500
 #: A turn of a flow.
@@ -49,7 +49,7 @@ Item = bytes | Mark
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Something that arrives."""
+    """An arrival at the far end."""
 
     flow: int
     item: Item
@@ -57,7 +57,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class _Flow:
-    """The items on their way in one flow: (ready at, item), the oldest first, which the others wait for."""
+    """The items under way in one flow as (ready at, item), oldest first; later ones wait for earlier ones."""
 
     items: deque[tuple[float, Item]] = field(default_factory=deque)
     waiting_bytes: int = 0
@@ -68,7 +68,7 @@ class _Flow:
 
 
 class Lane:
-    """The flows of one direction, and the rate that they share.
+    """The flows of one direction, which share its rate.
 
     Attributes:
         passed_bytes: Have arrived so far.
@@ -78,7 +78,7 @@ class Lane:
         self.passed_bytes = 0
         self._random = random_source
         self._flows: dict[int, _Flow] = {}
-        self._turns: deque[int] = deque()  # whose turn comes next stands first
+        self._turns: deque[int] = deque()  # the next turn comes first
         self._direction = direction
         self._level_bytes = self.burst_bytes  # of the bucket
         self._filled_at_s: float | None = None
@@ -88,12 +88,12 @@ class Lane:
 
     @property
     def direction(self) -> Direction:
-        """The condition of the lane now."""
+        """The current condition of the lane."""
         return self._direction
 
     @property
     def burst_bytes(self) -> float:
-        """Bytes that the bucket holds; without a rate it is not asked."""
+        """Capacity of the token bucket in bytes; unused without a rate."""
         return max(float(MIN_BURST_BYTES), self._direction.bytes_per_s * BURST_S)
 
     @property
@@ -106,7 +106,7 @@ class Lane:
         return min(MAX_WINDOW_BYTES, MIN_WINDOW_BYTES + round(2 * on_the_way))
 
     def change(self, direction: Direction, now_s: float) -> None:
-        """Makes the lane what ``direction`` says; what is on its way keeps the delay that it was offered with."""
+        """Sets the lane's condition; bytes under way keep their delay."""
         if direction == self._direction:
             return
         self._refill(now_s)
@@ -119,37 +119,37 @@ class Lane:
     # --- flows --------------------------------------------------------------------------------------------------
 
     def room(self, flow: int) -> int:
-        """Returns how many bytes the flow may still be offered; 0 if it is full or there is none."""
+        """Returns the bytes that the flow can still take; 0 if it is full or does not exist."""
         known = self._flows.get(flow)
         return 0 if known is None else max(0, self.window_bytes - known.waiting_bytes)
 
     def offer(self, flow: int, item: Item, now_s: float) -> None:
-        """Puts bytes or a mark behind what the flow has on its way; the first offer makes the flow."""
+        """Appends bytes or a mark to a flow; the first offer creates the flow."""
         known = self._flows.get(flow)
         if known is None:
             known = self._flows[flow] = _Flow()
             self._turns.append(flow)
         way = self._direction
         drawn_s = way.delay_s + (self._random.uniform(0.0, way.jitter_s) if way.jitter_s else 0.0)
-        known.items.append((now_s + drawn_s, item))  # and not before those that it stands behind
+        known.items.append((now_s + drawn_s, item))  # and not before earlier items
         if not isinstance(item, Mark):
             known.waiting_bytes += len(item)
 
     def hold(self, flow: int, held: bool) -> None:
-        """Says that the flow's receiver takes nothing for now, or takes again."""
+        """Sets whether the flow's receiver takes nothing for now."""
         known = self._flows.get(flow)
         if known is not None:
             known.held = held
 
     def drop(self, flow: int) -> None:
-        """Forgets a flow and what it has on its way: its connection is gone."""
+        """Drops a flow and its bytes, because its connection is gone."""
         if self._flows.pop(flow, None) is not None:
             self._turns.remove(flow)
 
     # --- arriving -----------------------------------------------------------------------------------------------
 
     def next_s(self) -> float | None:
-        """Returns the time at which something may arrive; None for not before something changes."""
+        """Returns the time of the next possible arrival; None if nothing can arrive without a change."""
         if self._direction.blocked:
             return None
         seen_s = float("-inf") if self._filled_at_s is None else self._filled_at_s
@@ -168,7 +168,7 @@ class Lane:
         return min(times_s, default=None)
 
     def take(self, now_s: float) -> list[Delivery]:
-        """Returns what arrives by ``now_s``, in the order in which it does."""
+        """Returns the arrivals until ``now_s``, in order."""
         self._refill(now_s)
         if self._direction.blocked:
             return []
@@ -187,7 +187,7 @@ class Lane:
         return arrived
 
     def _turn(self, flow: _Flow) -> Item | None:
-        """Takes as much from the front of a flow as it may send at its turn; None while the rate forbids it."""
+        """Returns the part of a flow's front that may be sent at its turn; None while the rate forbids it."""
         ready_s, item = flow.items[0]
         if isinstance(item, Mark):
             flow.items.popleft()
@@ -209,7 +209,7 @@ class Lane:
         return self._corrupted(piece)
 
     def _needed(self, flow: _Flow) -> int:
-        """Bytes of the flow's next turn."""
+        """Returns the bytes of the flow's next turn."""
         item = flow.items[0][1]
         return 0 if isinstance(item, Mark) else min(len(item), MAX_TURN_BYTES, int(self.burst_bytes))
 
@@ -223,7 +223,7 @@ class Lane:
     # --- damage -------------------------------------------------------------------------------------------------
 
     def _draw_corruption(self) -> float:
-        """Bytes until the next one that is changed; they are as far apart as the points of a Poisson process."""
+        """Draws the number of bytes until the next corrupted one, from a Poisson process."""
         per_byte = self._direction.corrupt_per_mb / MEGA
         return self._random.expovariate(per_byte) if per_byte else float("inf")
 

@@ -1,10 +1,10 @@
-"""One link: its two lanes and its condition. Pure.
+"""One link: two lanes and a condition. Pure.
 
 A link has the condition of the region file. Whoever speaks to the control socket lays *orders* over it, each a whole
 condition for a while or until further notice: of those that are still in force the last one given counts, and when none
 is left the file does.
 
-Connections are numbered by whoever carries their bytes; a number is a flow of both lanes. When the link is reset, or
+The carrier of the bytes numbers connections; a number is a flow of both lanes. When the link is reset, or
 partitioned for longer than the kernels at its ends bear, all of them are to be reset: :meth:`Link.advance` says so.
 """
 
@@ -24,14 +24,14 @@ PARTITION_BREAKS_AFTER_S = 35.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """A condition that was asked for while the link was up, and until when it holds."""
+    """A condition that was ordered during the run, and its end."""
 
     condition: LinkCondition
     until_s: float | None
 
 
 class Link:
-    """One client's way to the broker and back.
+    """The link of one client to the broker.
 
     Args:
         usual: Its condition where no order says otherwise.
@@ -49,11 +49,11 @@ class Link:
 
     @property
     def condition(self) -> LinkCondition:
-        """The condition of the link now."""
+        """The current condition of the link."""
         return self._condition
 
     def order(self, condition: LinkCondition, *, for_s: float | None, now_s: float) -> None:
-        """Puts the link into a condition, for a while or from now on; the caller advances it after that."""
+        """Sets the condition, for a time or for good; the caller advances the link after that."""
         if for_s is None:  # nothing that was ordered before can come to count again
             self._orders.clear()
         self._orders.append(_Order(condition=condition, until_s=None if for_s is None else now_s + for_s))
@@ -63,7 +63,7 @@ class Link:
         self._orders.clear()
 
     def advance(self, now_s: float) -> bool:
-        """Brings the condition up to date; returns whether all connections are to be reset now."""
+        """Updates the condition; returns whether to reset all connections now."""
         due = False
         self._enter(self._condition_at(now_s), now_s)
         if self._reset_at_s is not None and now_s >= self._reset_at_s:

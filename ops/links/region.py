@@ -45,7 +45,7 @@ def conditions(tables: Tables, names: Sequence[str]) -> dict[str, LinkCondition]
 
 
 def meant(field: str, glob: str, names: Sequence[str]) -> list[str]:
-    """Returns the links that a glob means: to Redis if it ends like their names, else to the brokers.
+    """Returns the links that a glob matches: links to Redis if it ends like their names, else to brokers.
 
     Raises:
         ConfigError: None.

@@ -1,4 +1,4 @@
-"""The wiring of a run: its links, with the two ends of each. Pure.
+"""The wiring of a run: all links with both of their ends. Pure.
 
 ``up`` writes it as JSON, the links process reads it; a restarted one reads it again, and listens on the same ports.
 """
@@ -18,7 +18,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """A port that the proxy listens on, and where its connections go on to."""
+    """A port of the proxy, and the target of its connections."""
 
     listen: int
     host: str

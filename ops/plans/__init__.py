@@ -1,1 +1,1 @@
-"""Plans that are settled before anything starts: devices of islands, cells of an experiment. Pure."""
+"""Decisions before anything starts: devices of islands, cells of an experiment. Pure."""

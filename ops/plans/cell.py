@@ -1,4 +1,4 @@
-"""The settings of a cell: all that decides a laboratory run except its seed."""
+"""The settings of a cell: all that determines a laboratory run, except its seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from islands.interface.config import LANGUAGE
 
 
 class Mode(StrEnum):
-    """A way for islands to learn together."""
+    """The algorithm of a cell."""
 
     DATA_PARALLEL = "data-parallel"  # gradients are averaged at every step
     DILOCO = "diloco"  # everybody stops every H steps; one merge of the whole model
@@ -33,12 +33,12 @@ _EVENT_FIELDS = {
     "joins": "[island, from s, until s]",
     "outages": "[island, from s, for s]",
 }
-#: Settings that are younger than some records: while they have their default, a cell is what it was before them.
+#: Settings newer than some records: with its default such a setting does not change a cell's key.
 _YOUNGER = {"data_ahead_s": None, "version_codec": Codec.F32}
 #: Settings that there were, and always had this value: part of the keys of records.
 _FORMER = {"mtbi_years": 1.0, "curve_sequences": 512}
 
-#: What is not an experiment's subject is as in production.
+#: Settings of the aggregator outside any experiment have production values.
 _PRODUCTION = Recipe()
 
 
@@ -70,7 +70,7 @@ class CellSettings:
     presence_exponent: float = setting(0.0, "beta in (share of the live islands in the round) ** beta")
     codec: Codec = setting(Codec.F32, "how pseudo-gradients travel")
     version_codec: Codec = setting(Codec.F32, "how versions travel: f32 whole, others as differences")
-    error_feedback: bool = setting(True, "what the codec rounds away stays in the island's progress")
+    error_feedback: bool = setting(True, "keep the codec's rounding error in the island's progress")
 
     step_times_s: tuple[float, ...] = setting((1.0,), "virtual seconds of an inner step, island by island, repeated")
     jitter: float = setting(0.0, "relative spread of step times")
@@ -79,7 +79,9 @@ class CellSettings:
     data_ahead_s: float | None = setting(
         None, "virtual seconds of training for which an island is given data at a time (default: 10)"
     )
-    joins: tuple[tuple[float, ...], ...] = setting((), "who is there for a part of the run: [island, from s, until s]")
+    joins: tuple[tuple[float, ...], ...] = setting(
+        (), "islands present for a part of the run: [island, from s, until s]"
+    )
     outages: tuple[tuple[float, ...], ...] = setting((), "whose link fails: [island, from s, for s]")
     chips: int = setting(
         0, "simulated chips, each interrupted once a year, whose failures pause the islands that own them; 0 for none"
@@ -135,7 +137,7 @@ class CellSettings:
 
     @property
     def aggregator(self) -> AggregatorConfig:
-        """The production settings of this cell; ``total_tokens`` and ``seed`` are for the driver to fill in."""
+        """The aggregator's settings for this cell; the driver fills in ``total_tokens`` and ``seed``."""
         fastest_s, slowest_s = self.step_times_range_s
         return AggregatorConfig(
             run_id="lab",
@@ -173,20 +175,20 @@ class CellSettings:
 
     @property
     def step_times_range_s(self) -> tuple[float, float]:
-        """Virtual seconds of an inner step of the fastest and of the slowest island that there is."""
+        """Virtual seconds of an inner step of the fastest and of the slowest island."""
         times_s = [self.step_time_s(i) for i in range(self.islands)]
         return min(times_s), max(times_s)
 
     @property
     def longest_delay_s(self) -> float:
-        """The longest delay of the islands that there are: a list may name more of them."""
+        """The longest delay among the islands; a list may have more entries than there are islands."""
         return max(self.delay_s(i) for i in range(self.islands))
 
 
 def cell_settings(values: Mapping[str, Any]) -> CellSettings:
-    """Returns the settings of dotted names: ``task.NAME`` is an option of the task, any other a field.
+    """Returns the settings for dotted names: ``task.NAME`` is a task option, any other name a field.
 
-    What is not said of the outer step of our own task is what ``up`` would take with that inner optimizer.
+    Settings of the outer step that are left open for our own task are those of ``up`` with that inner optimizer.
 
     Raises:
         ConfigError: An unknown name, a wrong value, or a relation that does not hold.
@@ -201,7 +203,7 @@ def cell_settings(values: Mapping[str, Any]) -> CellSettings:
 
 
 def resolved(cell: CellSettings) -> dict[str, Any]:
-    """Returns every setting as plain JSON values, options of the task under ``task.NAME``."""
+    """Returns all settings as plain JSON values, task options under ``task.NAME``."""
     plain: dict[str, Any] = {}
     for each in fields(cell):
         if each.name == "mix" and cell.mode is not Mode.STREAMING:
@@ -217,7 +219,7 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
 
 
 def key_of(cell: CellSettings, seed: int) -> str:
-    """Returns a digest of all that decides a run: the name under which its record is found again."""
+    """Returns the digest of all that determines a run, the key of its record."""
     whole = resolved(cell) | _FORMER | {"seed": seed}
     if cell.data_ahead_s == 0:
         del whole["data_ahead_s"]  # records are older than the setting

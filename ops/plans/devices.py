@@ -1,4 +1,4 @@
-"""Decides each local island's devices, and the environment that gives it these. Pure.
+"""Assigns devices to local islands, by environment variables. Pure.
 
 Broker, aggregator and the evaluation beside training stay on the CPU: they would take memory from an island.
 """
@@ -22,7 +22,7 @@ LISTED = 8
 
 
 class Platform(StrEnum):
-    """The platform that islands train on; ``auto`` takes the best that JAX finds."""
+    """The platform of islands; ``auto`` takes the best that JAX finds."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -37,7 +37,7 @@ class Found:
     Attributes:
         platform: Never ``auto``.
         devices: Their names, as CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS has them; empty for the CPU.
-        note: What the user should know of the search.
+        note: A remark on the search for the user.
     """
 
     platform: Platform
@@ -125,7 +125,7 @@ def _sharing(device: str, sharers: int) -> Placement:
 
 
 def _memory(sharers: int) -> dict[str, str]:
-    """Has a process take memory of a GPU as it needs it, and no more than its part."""
+    """Returns variables that limit a process to its share of a GPU's memory, taken as needed."""
     return {
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{SHARED_MEMORY / sharers:.3f}",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -133,7 +133,7 @@ def _memory(sharers: int) -> dict[str, str]:
 
 
 def merged(environment: Mapping[str, str], placement: Placement) -> dict[str, str]:
-    """Returns an island's variables: those of any numeric process, overridden by those of its devices."""
+    """Returns an island's variables: those of every numeric process, overridden by its devices'."""
     both = {**environment, **placement.environment}
     # XLA reads no further than the first word without a dash, and one of the others is such a word.
     flags = [each["XLA_FLAGS"] for each in (placement.environment, environment) if each.get("XLA_FLAGS")]
@@ -141,7 +141,7 @@ def merged(environment: Mapping[str, str], placement: Placement) -> dict[str, st
 
 
 def judging(places: tuple[Placement, ...], processes: int) -> dict[str, str]:
-    """Returns the variables of processes that evaluate after the islands: they share the first GPU."""
+    """Returns the variables of evaluation processes, which share the first GPU."""
     if not places or places[0].platform is not Platform.GPU:
         return {"JAX_PLATFORMS": "cpu"}  # a TPU has one process at a time
     device = places[0].devices[0]
@@ -149,7 +149,7 @@ def judging(places: tuple[Placement, ...], processes: int) -> dict[str, str]:
 
 
 def sentence(names: tuple[str, ...], places: tuple[Placement, ...]) -> str:
-    """Says in one line what each island trains on."""
+    """Returns the devices of each island in one line."""
     first = places[0]
     if first.platform is Platform.CPU:
         devices = "one device" if first.count == 1 else f"{first.count} devices"

@@ -1,14 +1,14 @@
-"""An experiment: a question, the cells that answer it, and what is claimed. Read from a TOML file.
+"""An experiment, read from a TOML file: a question, the cells that answer it, and claims.
 
-question = "..."                     what the runs are to answer
-notes = "..."                        where we differ from what was published, and why
+question = "..."                     the question that the runs answer
+notes = "..."                        differences from the publication, and their reasons
 seeds = 3                            runs of every cell, paired by seed
 first_seed = 100                     the first of them (default 0): seeds that have chosen nothing
 budget_minutes = 60                  processor time after which no further run is started
 
 [run]                                settings of every cell (ops.plans.cell)
 [grid] or [[grid]]                   settings with a list of values: their product is the cells
-[variants.NAME."a name"]             values of a grid's axis NAME that stand for several settings each
+[variants.NAME."a name"]             values of a grid's axis NAME that set several settings each
 [[compare]]                          claims, which may ask for more seeds of the cells that they compare
 """
 
@@ -40,25 +40,25 @@ CellKey = tuple[tuple[str, Any], ...]
 
 
 def cell_key(cell: Cell, without: Iterable[str] = ()) -> CellKey:
-    """Returns a cell as a hashable value that does not depend on the order of its fields."""
+    """Returns a cell as a hashable value, independent of the order of its fields."""
     left_out = set(without)
     return tuple((name, _plain(cell[name])) for name in sorted(cell) if name not in left_out)
 
 
 def contains(cell: Cell, part: Cell) -> bool:
-    """Says whether a cell has every field of ``part``, with its value."""
+    """Returns whether a cell has every field of ``part`` with the same value."""
     return all(name in cell and _plain(cell[name]) == _plain(value) for name, value in part.items())
 
 
 def varying(cells: Iterable[Cell]) -> tuple[str, ...]:
-    """Returns the fields whose values differ between cells, in order of appearance."""
+    """Returns the fields that differ between cells, in order of appearance."""
     cells = [dict(cell) for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell)
     return tuple(name for name in names if len({str(cell.get(name, "")) for cell in cells}) > 1)
 
 
 def label(cell: Cell, names: Iterable[str] | None = None) -> str:
-    """Returns a cell in a few words: text as it is, numbers after the last part of their name."""
+    """Returns a short label of a cell: texts unchanged, numbers after the last part of their name."""
     shown = cell if names is None else {name: cell[name] for name in names if name in cell}
     return ", ".join(_words(name, value) for name, value in shown.items()) or "all"
 
@@ -75,7 +75,7 @@ def _scalar(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A list as a tuple, which compares and hashes whether it comes from JSON, TOML or code."""
+    """Returns lists as tuples, so that values from JSON, TOML and code compare and hash alike."""
     return tuple(_plain(each) for each in value) if isinstance(value, list | tuple) else value
 
 
@@ -83,14 +83,14 @@ def _plain(value: Any) -> Any:
 
 
 class Kind(StrEnum):
-    """The claim of a comparison, on candidate / baseline - 1."""
+    """The kind of a claim on candidate / baseline - 1."""
 
     NOT_WORSE = "not-worse"  # at most the margin
     BETTER = "better"  # below minus the margin
 
 
 class Equal(StrEnum):
-    """The quantity that the runs of a pair have in common."""
+    """The quantity that is equal in the runs of a pair."""
 
     TOKENS = "tokens"  # trained, by all islands together
     TIME = "time"  # virtual
@@ -105,12 +105,12 @@ class Comparison:
     Attributes:
         claim: In one sentence.
         candidate: Fields of a cell, which select it.
-        baseline: The same of what it is compared with.
-        kind: What is claimed.
+        baseline: The same for the cells to compare with.
+        kind: The kind of claim.
         margin: Of candidate / baseline - 1: what still counts as equal, or has to be gained to count as better.
         equal: What runs of a pair must have in common for a verdict.
         ignore: Fields in which candidate and baseline may differ: rates that were chosen for each.
-        published: What was published for candidate / baseline - 1.
+        published: The published value of candidate / baseline - 1.
         source: Where the claim was published; empty for claims of our own.
         seeds: How many are run of both sides; 0: as many as of every cell. Those that both have judge it.
     """
@@ -128,7 +128,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if not self.claim.strip():
-            raise ConfigError("claim", self.claim, "must say in a sentence what is claimed")
+            raise ConfigError("claim", self.claim, "must state the claim in a sentence")
         for name in ("candidate", "baseline"):
             selection = getattr(self, name)
             if not selection:
@@ -141,11 +141,11 @@ class Comparison:
         if not 0 <= self.margin < 1:
             raise ConfigError("margin", self.margin, "is relative and must be from 0 to below 1; 0.01 is one percent")
         if self.published is not None and not self.source:
-            raise ConfigError("source", self.source, "must say where the published figure stands")
+            raise ConfigError("source", self.source, "must name the source of the published figure")
 
 
 def comparison_of(table: Mapping[str, Any]) -> Comparison:
-    """Reads one ``[[compare]]`` table.
+    """Returns the comparison in a ``[[compare]]`` table.
 
     Raises:
         ConfigError: An unknown key, a wrong type or value, or a missing key; it names the key, the value, the cure.
@@ -172,17 +172,17 @@ class Pairing(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """The settings of an experiment that stand outside of its tables."""
+    """The settings of an experiment outside its tables."""
 
-    question: str = setting("", "what the runs are to answer")
-    notes: str = setting("", "where we differ from what was published, and why")
+    question: str = setting("", "the question that the runs answer")
+    notes: str = setting("", "differences from the publication, and their reasons")
     seeds: int = setting(3, "runs of every cell")
     first_seed: int = setting(0, "the first seed; the others follow it")
     budget_minutes: float = setting(60.0, "processor time after which no further run is started")
 
     def __post_init__(self) -> None:
         if not self.question.strip():
-            raise ConfigError("question", self.question, "must say what the runs are to answer")
+            raise ConfigError("question", self.question, "must state the question that the runs answer")
         if self.seeds < 1:
             raise ConfigError("seeds", self.seeds, "must be at least 1")
         if self.first_seed < 0:
@@ -201,7 +201,7 @@ class Experiment(_Head):
         base: Settings of every cell.
         grids: Axis -> values, for each grid.
         variants: Axis -> name -> settings.
-        comparisons: What is claimed.
+        comparisons: The claims.
     """
 
     name: str
@@ -212,13 +212,13 @@ class Experiment(_Head):
     comparisons: tuple[Comparison, ...] = ()
 
     def limited(self, seeds: int) -> Experiment:
-        """Returns the experiment with so many seeds for every cell at most, whatever it plans."""
+        """Returns the experiment with at most ``seeds`` seeds for every cell."""
         claims = tuple(replace(each, seeds=min(each.seeds, seeds)) for each in self.comparisons)
         return replace(self, seeds=min(self.seeds, seeds), comparisons=claims)
 
     @property
     def command(self) -> str:
-        """The command that makes its records."""
+        """The command that makes the experiment's records."""
         return f"python3 -m ops lab run {shlex.quote(self.path.as_posix())}"
 
     def cells(self) -> list[dict[str, Any]]:
@@ -243,7 +243,7 @@ class Experiment(_Head):
         return cell_settings(values)
 
     def pairings(self, comparison: Comparison) -> list[Pairing]:
-        """Returns the comparisons of a claim: one for each group of what it neither selects nor ignores.
+        """Returns the comparisons of a claim: one for each group of values that it does not select or ignore.
 
         A field that only one side has is no difference: data-parallel training has no quorum, and serves for all.
         """
@@ -266,11 +266,11 @@ class Experiment(_Head):
 
 
 def experiment_of(path: Path, table: dict[str, Any]) -> Experiment:
-    """Returns the experiment of a file; :func:`ops.lab.schedule.load` checks that its parts fit.
+    """Returns the experiment in a file; :func:`ops.lab.schedule.load` checks that its parts fit together.
 
     Args:
         path: Of the file, whose name is the experiment's.
-        table: What stands in it.
+        table: The file's content.
 
     Raises:
         ConfigError: A table is wrong: it names the field, the value and the cure.
@@ -313,7 +313,7 @@ def _grid(table: Any, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, tu
 
 
 def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``[run.task] model = ...`` as ``task.model``; values that are no table keep their names."""
+    """Returns nested tables with dotted names: ``[run.task] model = ...`` as ``task.model``."""
     flat: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Every message as a frozen value. The wire form is in PROTOCOL.md and :mod:`broker.wire.codec`.
+"""All messages, as frozen dataclasses. PROTOCOL.md and :mod:`broker.wire.codec` have the wire format.
 
 Two rules shape this list. *State, not edges*: whatever a party must know is repeated in :class:`FleetState` and
 :class:`Heartbeat` until it is known, so no message exists whose loss could hang anything. *Identity makes re-sending
@@ -139,13 +139,13 @@ _NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
 def kind_of(message: Message | type[Message]) -> str:
-    """Returns the kind of a message or message type, as headers and refusals spell it."""
+    """Returns the kind of a message or message type, as written in headers and refusals."""
     return _NAMES[message if isinstance(message, type) else type(message)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A message with its addresses.
+    """A message with sender, receiver and sequence number.
 
     Attributes:
         sender: Island id with its ``incarnation``; ``join:NONCE`` before it has one; ``aggregator``, ``standby:NAME``,

@@ -12,7 +12,7 @@ from broker.wire.messages.values import WHOLE, Block, Channel, Payload, Reason, 
 
 
 class Departure(StrEnum):
-    """The manner in which an island leaves its run."""
+    """How an island leaves its run."""
 
     CLOSED = "closed"  # its training loop has ended: nobody goes on
     PAUSED = "paused"  # it has kept its unmerged progress: its next process goes on as the same life
@@ -43,7 +43,7 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Asks to take part. Repeated until answered; safe to repeat.
+    """An island asks to join. Repeated until answered; safe to repeat.
 
     Attributes:
         nonce: Random name of this process, by which it is addressed until it has an id.
@@ -69,7 +69,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """A last word: the island ends on purpose and is not missed; ``departure`` is the fate of its life."""
+    """An island ends on purpose; ``departure`` says how, and nobody waits for it."""
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.ISLAND
@@ -81,7 +81,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Answers a join.
+    """The answer to :class:`Join`.
 
     Attributes:
         island_id: The id to use from now on, with ``incarnation``.
@@ -106,7 +106,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A message was not taken, and why. Sent by the broker or the aggregator to whoever sent it."""
+    """The broker or the aggregator tells a sender that its message was refused, with the reason."""
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.BROKER
@@ -118,7 +118,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskDonor:
-    """Asks which island may give its optimizer state; those in ``tried`` failed. Repeated till answered."""
+    """Asks for an island that can give its optimizer state; those in ``tried`` failed. Repeated."""
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.ISLAND
@@ -127,7 +127,7 @@ class AskDonor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchState:
-    """To a donor: send these parts of your optimizer's state; what does not come is asked for again.
+    """Asks a donor for parts of its optimizer's state; missing parts are asked for again.
 
     ``state_id`` is empty for the first part: whatever copy the donor holds or makes. Parts of another copy than the one
     begun are of no use.
@@ -141,7 +141,7 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePart:
-    """Part ``part`` of ``num_parts`` of a donor's state, for the asker; ``num_parts`` 0: none to give.
+    """Part ``part`` of ``num_parts`` of a donor's state; ``num_parts`` 0: it has none.
 
     Attributes:
         state_id: Names the copy that it is cut from.
@@ -160,7 +160,7 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFiles:
-    """To an island: send this part of your model's small files; what does not come is asked for again."""
+    """Asks an island for a part of its model's small files; missing parts are asked for again."""
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.AGGREGATOR
@@ -170,7 +170,7 @@ class FetchFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesPart:
-    """A part of a model's small files, for the run's aggregator; ``num_bytes`` 0: none of that digest.
+    """A part of a model's small files, for the aggregator; ``num_bytes`` 0: none with that digest.
 
     Attributes:
         digest: Of all of them (:mod:`broker.process.small_files`).

@@ -1,4 +1,4 @@
-"""Messages of those who take no part in a run: an observer's questions, and the measuring of a link.
+"""Messages from outside a run: an observer's questions, and probes that measure a link.
 
 All travel on the bulk port, and nothing else does over an observer's connection. An answer may have half a megabyte,
 and there ZeroMQ holds four messages for who does not read, not a thousand. A broker answers a probe at once, passes
@@ -18,7 +18,7 @@ from broker.wire.messages.values import Channel, Codec, Encoded, Payload, Role
 
 
 class Inquiry(StrEnum):
-    """What an observer asks about."""
+    """The subject of an observer's question."""
 
     SNAPSHOT = "snapshot"  # islands, fragments, totals, brokers, leases, as they stand now
     EVENTS = "events"  # what happened after (after_ms, after_n), oldest first
@@ -27,7 +27,7 @@ class Inquiry(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observe:
-    """A question. Asked again when no answer comes; it changes nothing, so a copy does no harm.
+    """An observer's question. It is repeated without an answer; copies do no harm.
 
     The number of the last event that is known is ``(after_ms, after_n)``; 0 and 0: from the oldest on. A
     ``fragment_version`` of None is the newest one.
@@ -44,7 +44,7 @@ class Observe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Answers question number ``question``: a record of :mod:`broker.wire.packed_records`, or why none."""
+    """The answer to a question: a record of :mod:`broker.wire.packed_records`, or why there is none."""
 
     channel: ClassVar[Channel] = Channel.BULK
     role: ClassVar[Role] = Role.BROKER
@@ -65,7 +65,7 @@ _BUFFER = Encoded(
 
 
 def probe_payload(buffers: int) -> Payload:
-    """Returns so many buffers of 64 KiB, all the same memory, so that many take no more than one."""
+    """Returns buffers of 64 KiB that all share one buffer's memory."""
     return (_BUFFER,) * buffers
 
 
@@ -81,7 +81,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """Answers probe number ``answers`` with as many buffers as were asked for.
+    """The answer to probe number ``answers``, with the requested number of buffers.
 
     ``release`` is the version of the broker's package, empty where it is not known; ``clock_s`` its wall clock, in
     seconds since 1970, 0 where it has none.

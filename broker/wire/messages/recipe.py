@@ -1,4 +1,4 @@
-"""The recipe of a run: every setting that decides what is learned, beside the task and its data.
+"""The recipe of a run: all settings that affect learning, except the task and its data.
 
 The aggregator owns it. It is settled when the first island joins, kept in the run record, served to every island, and
 reported. What is left open is chosen by the inner optimizer alone (:mod:`aggregator.rules.recipes`).
@@ -27,7 +27,7 @@ class MergeRule(StrEnum):
 
 
 class Profile(StrEnum):
-    """A named set of settings that a recipe begins with (:mod:`aggregator.rules.recipes`)."""
+    """A named set of default settings for a recipe (:mod:`aggregator.rules.recipes`)."""
 
     DECOUPLED = "decoupled"  # ours
     PAPER = "paper"  # Decoupled DiLoCo as published, arXiv 2604.21428
@@ -143,7 +143,7 @@ class Recipe:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is open any more."""
+        """True if no setting is left open."""
         return None not in (self.merge, self.outer_learning_rate, self.outer_momentum, self.version_codec)
 
     @property
@@ -156,7 +156,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """A setting of the recipe that an island insists on, with its value as JSON."""
+    """A setting of the recipe that an island requires, with its value as JSON."""
 
     name: str
     value: str
@@ -167,12 +167,12 @@ RECIPE = tuple(each.name for each in dataclasses.fields(Recipe))
 
 
 def recipe_of(settings: Recipe) -> Recipe:
-    """Returns the recipe among the settings of a process that has others besides."""
+    """Returns the recipe from the settings of a process."""
     return Recipe(**{name: getattr(settings, name) for name in RECIPE})
 
 
 def recipe_table(recipe: Recipe) -> dict[str, Any]:
-    """Returns name -> value as plain data, in order; what is open is left out."""
+    """Returns name -> value as plain data, in order, without open settings."""
     values = {name: getattr(recipe, name) for name in RECIPE}
     return {
         name: value.value if isinstance(value, Enum) else value for name, value in values.items() if value is not None
@@ -180,13 +180,13 @@ def recipe_table(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_digest(table: Mapping[str, Any]) -> str:
-    """Returns 16 hex digits over a :func:`recipe_table`: runs with equal ones learn by one recipe."""
+    """Returns the digest of a :func:`recipe_table`, 16 hex digits, equal for equal recipes."""
     text = json.dumps(dict(table), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def recipe_line(table: Mapping[str, Any]) -> str:
-    """Returns a table of :func:`recipe_table` in one line for people; the rest is in the table."""
+    """Returns the main settings of a :func:`recipe_table` in one line for people."""
     if "outer_momentum" not in table:
         return "open until the first island joins"
     rate, momentum = table["outer_learning_rate"], table["outer_momentum"]

@@ -63,7 +63,7 @@ FASTEST_STEP_S, SLOWEST_STEP_S = 1e-6, 1e5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """An island's link, as the chunks on it have shown it, and what it sends over that.
+    """An island's link as measured by chunks, and the number format that the island sends over it.
 
     What is not known of the link is None.
     """
@@ -108,7 +108,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
-    """Answers an open round: no step was run on this fragment since the last hand-over."""
+    """The answer to an open round if no step was run since the fragment's last hand-over."""
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.ISLAND
@@ -118,7 +118,7 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
-    """One fragment of version 0, from the island that :class:`FleetState` asked for it. Buffers: float32.
+    """One fragment of version 0, from the island that :class:`FleetState` asked. Buffers: float32.
 
     ``hosts`` and ``places`` as in :class:`Contribution`.
     """
@@ -159,7 +159,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPart:
-    """One host's part of a contribution, or of a seed, of an island that has several: regions, maybe none.
+    """One host's regions of a contribution or seed, if the island has several hosts; perhaps none.
 
     The speaker's own part is in the :class:`Contribution` or the :class:`Seed` itself. Both steps are 0 for a seed;
     ``host`` counts from 1.
@@ -178,7 +178,7 @@ class HostPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetState:
-    """All that an island must know: the reply to a heartbeat, also sent when a round opens.
+    """The run's state for an island: the reply to a heartbeat, also sent when a round opens.
 
     With several shards each sends its own: it speaks of its fragments (:func:`broker.wire.fragments.shard_of`), and of
     all else only shard 0 is believed.

@@ -1,4 +1,4 @@
-"""A buffer of a message that lies in several places, as it came. Pure.
+"""A buffer of a message in several pieces, as it was received. Pure.
 
 A broker passes tensors on without looking into them. To copy their chunks together first took it a quarter of its time
 and as much new memory again. It need not, as they leave it in chunks, too.
@@ -17,7 +17,7 @@ BLOCK_BYTES = 2 << 20
 
 
 class Scattered:
-    """One buffer of ``nbytes`` in pieces, the small ones copied to ``fresh`` memory."""
+    """One buffer of ``nbytes`` in pieces; small pieces are copied into ``fresh`` memory."""
 
     __slots__ = ("_begins", "_fresh", "_here", "_pieces", "_room", "nbytes")
 
@@ -30,16 +30,16 @@ class Scattered:
 
     @property
     def buffer(self) -> Scattered:
-        """The buffer as a message has it."""
+        """This object, as the buffer of a message."""
         return self
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the buffer that have not come yet."""
+        """Bytes of the buffer that have not arrived yet."""
         return self.nbytes - self._here
 
     def add(self, piece: memoryview) -> None:
-        """Takes in the next bytes; raises MemoryError if there is no room for them."""
+        """Appends the next bytes; raises MemoryError if there is no room for them."""
         if piece.nbytes >= LEAST_PIECE_BYTES:
             self._close()
             self._append(piece)
@@ -55,7 +55,7 @@ class Scattered:
             self._here += taken
 
     def _close(self) -> None:
-        """Ends the last piece where its content ends."""
+        """Trims the last piece to its content."""
         if self._room.nbytes:
             self._pieces[-1] = self._pieces[-1][: -self._room.nbytes]
             self._room = memoryview(b"")
@@ -69,7 +69,7 @@ class Scattered:
         return iter(self._pieces)
 
     def behind(self, at: int) -> memoryview:
-        """Returns the bytes that lie in one place from ``at`` on; none at the end."""
+        """Returns the contiguous bytes from ``at`` on; empty at the end."""
         if at >= self.nbytes:
             return memoryview(b"")
         place = bisect_right(self._begins, at) - 1
@@ -82,10 +82,10 @@ def nbytes_of(buffer: Any) -> int:
 
 
 def behind(buffer: Any, at: int) -> memoryview:
-    """Returns the bytes of a buffer that lie in one place from ``at`` on."""
+    """Returns the contiguous bytes of a buffer from ``at`` on."""
     return buffer.behind(at) if isinstance(buffer, Scattered) else memoryview(buffer).cast("B")[at:]
 
 
 def pieces_of(buffer: Any) -> Iterator[Any]:
-    """Yields what a buffer consists of, in order: itself, if it lies in one piece."""
+    """Yields the pieces of a buffer in order; a contiguous one is its only piece."""
     yield from buffer if isinstance(buffer, Scattered) else (buffer,)

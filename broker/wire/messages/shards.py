@@ -12,7 +12,7 @@ from broker.wire.messages.values import Channel, Phase, Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolled:
-    """An island in shard 0's books: its present life, and its beginning, known once ``begun``."""
+    """An island in shard 0's books: its present life, and the start of it once ``begun``."""
 
     island_id: str
     index: int
@@ -28,7 +28,7 @@ class Enrolled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
-    """Block number ``share`` in one island's hands; empty ``owner``: in nobody's.
+    """Block number ``share`` and its island; empty ``owner``: nobody has it.
 
     It goes from batch ``cursor`` to ``to_batch``. ``batch_tokens`` is what its owner calls a batch, ``share_epoch`` 0.
     """
@@ -43,7 +43,7 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """The furthest step of an island that one shard knows, and the token counter there."""
+    """The furthest step of an island known to one shard, with the token counter there."""
 
     island_id: str
     step: int
@@ -52,7 +52,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """The furthest batch of a block that one shard has merged, or holds: one past it."""
+    """The end of the furthest batch of a block that one shard has merged or holds."""
 
     share: int
     batch: int
@@ -115,7 +115,7 @@ class Rostered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trusted:
-    """The weight, 0 to 1, that an island has earned in one shard, and its alarms there."""
+    """An island's trust in one shard, 0 to 1, and its alarms there."""
 
     island_id: str
     weight: float
@@ -124,7 +124,7 @@ class Trusted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standings:
-    """What a shard has learned of islands from their directions, for the other shards.
+    """One shard's trust in islands, for the other shards.
 
     See :mod:`aggregator.rules.trust`. Said with each merge as long as it matters; it holds until it is said anew.
     """

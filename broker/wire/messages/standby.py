@@ -43,7 +43,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowBulk:
-    """The same on the bulk channel, so that replicas find their way."""
+    """A standby's heartbeat on the bulk channel, so that replicas can be routed to it."""
 
     channel: ClassVar[Channel] = Channel.BULK
     role: ClassVar[Role] = Role.STANDBY
@@ -51,13 +51,13 @@ class FollowBulk:
 
 
 def newness(made_under: int, stored: Sequence[Stored]) -> tuple[int, int]:
-    """Returns a store's rank in its shard: the epoch of its last version, then the number of versions."""
+    """Returns the sort key of stores in a shard: epoch of the last version, then number of versions."""
     return made_under, sum(each.fragment_version + 1 for each in stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The state of another standby, as its last :class:`Follow` said."""
+    """The state of another standby, from its last :class:`Follow`."""
 
     name: str
     made_under: int
@@ -66,7 +66,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """The broker's answer to a standby: what it knows of the leader and of the model.
+    """The broker's answer to a standby: its knowledge of the leader and the model's versions.
 
     Attributes:
         epoch: The highest one seen of this shard, 0 for none.
@@ -85,7 +85,7 @@ class Following:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """A commit on its way into a standby's store: all that is durable with one fragment version.
+    """A commit for a standby's store: all data that are durable with one fragment version.
 
     Attributes:
         round_id: That made the version: of two replicas of a fragment under one epoch, the later one has the higher.
@@ -108,7 +108,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRun:
-    """The run record on its way into a standby's store: manifest, members and their incarnations."""
+    """The run record for a standby's store: manifest, members and their incarnations."""
 
     channel: ClassVar[Channel] = Channel.BULK
     role: ClassVar[Role] = Role.AGGREGATOR

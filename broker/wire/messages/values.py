@@ -1,4 +1,4 @@
-"""Values in many messages: channels, codecs, phases, fates, reasons, tensors, shares, addresses."""
+"""Types shared by messages: channels, codecs, phases, fates, reasons, tensors, shares, addresses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Channel(StrEnum):
 
 
 class Role(StrEnum):
-    """The role of a sender; the broker refuses a kind of message from the wrong role."""
+    """The role of a sender; the broker refuses messages from the wrong role."""
 
     ISLAND = "island"
     AGGREGATOR = "aggregator"
@@ -38,7 +38,7 @@ class Codec(StrEnum):
 
     @property
     def blockwise(self) -> bool:
-        """Whether elements are small integers that share a scale, 256 at a time.
+        """True if elements are small integers in blocks of 256 that share a scale.
 
         For contributions only: what is rounded away from one is handed over with the next. From a version it would be
         lost, and the islands would train on other parameters than the aggregator steps from.
@@ -47,7 +47,7 @@ class Codec(StrEnum):
 
 
 class Phase(StrEnum):
-    """The phase of the run, as islands see it."""
+    """The phase of the run, for islands."""
 
     SEEDING = "seeding"  # version 0 is not complete yet
     RUNNING = "running"
@@ -65,7 +65,7 @@ class StateSource(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why something was refused: one word for the sender, the log, the counters and status."""
+    """The reason of a refusal: one word for the sender, the log, the counters and status."""
 
     # the message itself (any kind)
     MALFORMED = "malformed"  # cannot be parsed, or a field is missing, unknown or of the wrong type
@@ -144,7 +144,7 @@ class TrainedOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A buffer's place in a fragment: the region of one tensor that begins here, in the buffer's shape."""
+    """A buffer's place in a fragment: tensor, and first element of a region with the buffer's shape."""
 
     tensor: int
     start: tuple[int, ...]
@@ -152,7 +152,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A part of the data, as messages name it: always :data:`WHOLE` since data go out in blocks."""
+    """A part of the data in messages; always :data:`WHOLE`, since data go out in blocks."""
 
     index: int
     count: int
@@ -197,7 +197,7 @@ class DataRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """One contribution in a version: who, which steps, and with what weight."""
+    """One contribution in a version: island, steps and weight."""
 
     island_id: str
     incarnation: int
@@ -219,10 +219,10 @@ def standing_by(name: str) -> str:
 
 
 def observing(name: str) -> str:
-    """Returns the address of a process that asks about the run, and takes no part in it."""
+    """Returns the address of an observer, which takes no part in the run."""
     return f"observer:{name}"
 
 
 def joining(nonce: str) -> str:
-    """Returns the address of an island that has no id yet."""
+    """Returns the address of a joining island without an id."""
     return f"join:{nonce}"

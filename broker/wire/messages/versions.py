@@ -10,7 +10,7 @@ from broker.wire.messages.values import Channel, Merged, Payload, Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """To the broker: what this island has, and so what it may be sent.
+    """An island tells the broker its versions, and so which newer ones to send.
 
     The broker sends the newest version of each fragment that is newer than ``versions``, as many at a time as the link
     carries without delay (:mod:`broker.routing.window`). The island says anew what it has as soon as a version has
@@ -24,7 +24,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A published fragment version; the broker keeps the way to the newest, and sends it on request.
+    """A published version of a fragment; the broker keeps it, and sends it on request.
 
     Attributes:
         base: The version of the fragment that ``payload`` is to be added to (:func:`broker.wire.tensors.added`); None:
@@ -48,7 +48,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
-    """The aggregator's heartbeat to a broker, on control: it leads this shard, under this epoch.
+    """The heartbeat of a shard's leader to a broker, on the control channel, with its epoch.
 
     ``versions`` are the newest published ones per fragment, -1 for none and for fragments of other shards. ``ended``:
     the run is over, which the broker tells whoever comes later.
@@ -65,7 +65,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachBulk:
-    """The same on the bulk channel, so that contributions find their way."""
+    """The leader's heartbeat on the bulk channel, so that contributions can be routed to it."""
 
     channel: ClassVar[Channel] = Channel.BULK
     role: ClassVar[Role] = Role.AGGREGATOR
@@ -76,7 +76,7 @@ class AttachBulk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantWhole:
-    """The broker asks for a whole version: it has only differences, and an island lacks their base.
+    """The broker asks for a whole version, because an island lacks the base of its differences.
 
     The aggregator publishes the newest version of the fragment whole. Repeated while it does not come.
     """
@@ -88,7 +88,7 @@ class WantWhole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantBack:
-    """The aggregator asks for the version of a fragment that it published: its store has lost bytes of it.
+    """The aggregator asks for its published version back, because its store has a damaged one.
 
     A broker that holds it whole answers with it on the bulk channel. Repeated while it does not come.
     """
@@ -100,7 +100,7 @@ class WantBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """The broker's answer: versions it holds. The aggregator publishes again what is missing or older."""
+    """The broker's answer to :class:`Attach`: its versions; the aggregator publishes newer ones again."""
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.BROKER

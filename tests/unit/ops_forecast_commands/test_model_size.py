@@ -63,8 +63,8 @@ def test_a_model_in_several_files_is_read_from_all_of_them(tmp_path):
 @pytest.mark.parametrize(
     ("text", "cure"),
     [
-        ('{"weight_map": {"w": "../model.safetensors"}}', "must name files that stand beside it"),
-        ('{"weight_map": {}}', "must name files that stand beside it"),
+        ('{"weight_map": {"w": "../model.safetensors"}}', "must name files beside it"),
+        ('{"weight_map": {}}', "must name files beside it"),
         ('{"hidden_size": 4096}', "is no index of safetensors files; give --params"),
         ("{", "is no index of safetensors files"),
         (100_000 * "[", "is no index of safetensors files"),

@@ -121,7 +121,7 @@ def test_unequal_sites_come_from_a_file(planned, fleet_file):
         ("--params 5B", "step_time = None: is needed"),
         ("--params 5B --step-time 1 --lora-rank 8", "lora_rank = '8': needs the shapes of the model"),
         ("--params 5B --step-time 1 --dtype bf16", "dtype = 'bf16': is about adapters: give --lora-rank"),
-        ("--model config.toml --step-time 1 --lora-rank 8", "lora_rank = 8: stands in [task] of config.toml"),
+        ("--model config.toml --step-time 1 --lora-rank 8", "lora_rank = 8: is in [task] of config.toml"),
         ("--model . --step-time 1 --lora-rank 0", "lora_rank = 0: must be at least 1"),
         ("--params 5B --step-time fast", "step_time = 'fast': must be a number"),
         ("--params 5B --step-time 1 --sites 1001", "sites = 1001: must lie between 1 and 1000"),

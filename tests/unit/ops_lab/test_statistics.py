@@ -72,7 +72,7 @@ def only(table, records):
         ({"candidate": {}}, "candidate", "select"),
         ({"candidate": {"mode": {}}}, "candidate.mode", "text"),
         ({"candidate": {"mode": "diloco"}}, "baseline", "same cells"),
-        ({"source": ""}, "source", "where"),
+        ({"source": ""}, "source", "must name"),
     ],
 )
 def test_a_wrong_comparison_is_refused_with_field_and_cure(change, field, cure):
