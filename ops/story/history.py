@@ -14,6 +14,7 @@ from typing import Any
 
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire.fragments import shard_of
+from ops.story.sentences import sentence
 from ops.text import finite
 
 Line = Mapping[str, Any]
@@ -124,13 +125,17 @@ class RoundHistory:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something to see on the time axis."""
+    """Something to see on the time axis.
+
+    ``event`` is the note that told of it, or ``silent``, ``heard`` or ``process``.
+    """
 
     changed: int
     at_s: float
     kind: str
     island: str
     text: str
+    event: str
 
 
 class History:
@@ -150,6 +155,8 @@ class History:
         self._rounds: dict[tuple[int, int], RoundHistory] = {}  # by fragment and number: shards count by themselves
         self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
         self._points: list[tuple[float, float | None, int, int, float | None]] = []  # the last: how far islands agree
+        self._each: list[tuple[int, list[Any]]] = []  # beside each point: its change, and what the islands had
+        self._silent: dict[str, Liveness] = {}  # islands whose silence was marked, and how deep it was
         self._agreements: deque[float] = deque(maxlen=RECENT_VERSIONS)
         self._point_every_s, self._point_at_s = 1.0, -1.0
         self._offset_s: float | None = None
@@ -173,7 +180,7 @@ class History:
         elif "note" in line:
             self.note(line["note"], line["fields"])
         elif "process" in line:  # of run_directory.tell
-            self.mark("fault", line["process"], line["text"])
+            self.mark("fault", line["process"], line["text"], "process")
         elif line["event"] == "received" and line["kind"] == "heartbeat":
             body = line["body"]
             self.heard(line["sender"], step=body["inner_step"], **{name: body.get(name) for name in VITALS})
@@ -206,13 +213,14 @@ class History:
             case _:
                 pass
         if name in _MARKED and not self._is_told(name, fields):
-            self.mark(_MARKED[name], _island_of(fields), _text(name, fields))
+            self.mark(_MARKED[name], _island_of(fields), _text(name, fields), name)
 
     def heard(self, island_id: str, *, step: int, tokens: int, loss: float | None, **vitals: Any) -> None:
         """Takes in the heartbeat of an island."""
         island = self._island(island_id)
-        if island.state in (Liveness.SUSPECT, Liveness.DEAD) and self.now_s > island.heard_at_s:
-            self.mark("island", island_id, f"{island_id} is heard again after {self.now_s - island.heard_at_s:.1f} s")
+        if self._silent.pop(island_id, None) is not None:
+            again = f"{island_id} is heard again after {self.now_s - island.heard_at_s:.1f} s"
+            self.mark("island", island_id, again, "heard")
         island.state = Liveness.ALIVE
         island.heard_at_s, island.step, island.tokens = self.now_s, step, tokens
         island.loss = loss if loss is not None else island.loss
@@ -224,12 +232,12 @@ class History:
     def seen(self, island_id: str, state: Liveness) -> None:
         """Takes in how an island is by somebody else's account: that of Redis."""
         island = self._island(island_id)
-        if state is not island.state:
-            self._changed_state(island_id, island, state)
+        island.state = state
+        self._mark_silence(island_id, island)
 
-    def mark(self, kind: str, island: str, text: str) -> None:
+    def mark(self, kind: str, island: str, text: str, event: str = "") -> None:
         """Adds a mark to the time axis."""
-        self._marks.append(Mark(self._change(), self.now_s, kind, island, text))
+        self._marks.append(Mark(self._change(), self.now_s, kind, island, text, event))
 
     def _look_for_silence(self) -> None:
         if self.now_s < self._looked_at_s + LOOK_EVERY_S:
@@ -238,8 +246,9 @@ class History:
         for island_id, island in self.islands.items():
             if island.state in (Liveness.ALIVE, Liveness.SUSPECT):
                 state = liveness(max(0.0, self.now_s - island.heard_at_s), self._allowances)
-                if state is not island.state and state is not Liveness.ALIVE:
-                    self._changed_state(island_id, island, state)
+                if state is not Liveness.ALIVE:
+                    island.state = state
+                    self._mark_silence(island_id, island)
 
     def _life(self, line: Line) -> None:
         config = line["config"]
@@ -267,6 +276,7 @@ class History:
         island = self._island(fields["island"])
         island.lives = max(island.lives, fields.get("incarnation", 1))
         island.state, island.heard_at_s = Liveness.ALIVE, self.now_s
+        self._silent.pop(fields["island"], None)
 
     def _is_told(self, name: str, fields: Line) -> bool:
         """Says whether this coming or going of an island was marked before: each shard tells of it.
@@ -324,13 +334,18 @@ class History:
             island.refusals[reason] = island.refusals.get(reason, 0) + 1
             island.last_refusal = f"{reason}: {fields.get('detail', '')}".rstrip(": ")
 
-    def _changed_state(self, island_id: str, island: IslandHistory, state: Liveness) -> None:
-        island.state = state
-        silent = f"{island_id} is silent for {self.now_s - island.heard_at_s:.1f} s"
-        if state in (Liveness.SUSPECT, Liveness.DEAD):
-            self.mark(
-                "island", island_id, silent if state is Liveness.SUSPECT else f"{silent}: rounds go on without it"
-            )
+    def _mark_silence(self, island_id: str, island: IslandHistory) -> None:
+        """Marks that an island falls silent, and again when it is given up.
+
+        Only a silence on this clock counts: Redis is read a moment later than the tape, and may still miss a heartbeat.
+        """
+        silent_s, state = self.now_s - island.heard_at_s, island.state
+        if state not in (Liveness.SUSPECT, Liveness.DEAD) or silent_s < self._allowances.suspect_after_s:
+            return
+        if self._silent.get(island_id) is not state:
+            self._silent[island_id] = state
+            without = ": rounds go on without it" if state is Liveness.DEAD else ""
+            self.mark("island", island_id, f"{island_id} is silent for {silent_s:.1f} s{without}", "silent")
 
     def _island(self, island_id: str) -> IslandHistory:
         return self.islands.setdefault(island_id, IslandHistory(heard_at_s=self.now_s))
@@ -350,9 +365,11 @@ class History:
         tokens, agreements = sum(each.tokens for each in self.islands.values()), self._agreements
         agreement = sum(agreements) / len(agreements) if agreements else None
         self._points.append((self.now_s, loss, tokens, len(living), agreement))
-        self._change()
+        each = [[i.loss if i.state is Liveness.ALIVE else None, i.tokens, i.agreement] for i in self.islands.values()]
+        self._each.append((self._change(), [round(self.now_s, 7), finite(each, digits=4)]))
         if len(self._points) >= MAX_POINTS:
-            self._points, self._point_every_s = self._points[1::2], 2 * self._point_every_s
+            self._points, self._each = self._points[1::2], self._each[1::2]
+            self._point_every_s *= 2
 
     # --- what a page gets -------------------------------------------------------------------------------------
 
@@ -362,6 +379,7 @@ class History:
         Of a run that is ``stopped``, with no process left, nobody is alive; one that has ended stays as it is.
         Rounds are rows of number, fragment, times of opening, closing and commit, version, contributors, living
         islands, and whether it was cancelled. The curve has columns of time, loss, tokens, living islands, agreement.
+        New points of it are in ``each``: time, and of every island in ``names`` its loss, tokens and agreement.
         """
         stopped = stopped and self.phase != "ended"
         frame = {
@@ -373,10 +391,11 @@ class History:
             "fragments": [self.fragments[p] for p in sorted(self.fragments)],
             "islands": {name: _fields(each, stopped) for name, each in sorted(self.islands.items())},
             "curve": [list(column) for column in zip(*self._points, strict=True)] or [[]] * 5,
+            "names": list(self.islands),
             "rounds": [_row(each) for each in self._rounds.values() if each.changed > since],
             "marks": [asdict(each) for each in self._marks if each.changed > since],
         }
-        return dict(finite(frame, digits=7))
+        return dict(finite(frame, digits=7)) | {"each": [row for changed, row in self._each if changed > since]}
 
 
 def _fields(island: IslandHistory, stopped: bool) -> dict[str, Any]:
@@ -412,10 +431,5 @@ def _text(name: str, fields: Line) -> str:
         case "island.corrupted":
             what = f"fragment {fields['fragment']} after version {fields['version']}"
             return f"{island} corrupt in its memory, {what}: adopted anew"
-        case "aggregator.finished":
-            return f"an aggregator ended: {fields.get('reason')}"
-        case "aggregator.started":
-            return f"an aggregator leads, epoch {fields.get('epoch')}"
         case _:
-            said = ", ".join(f"{key} {value}" for key, value in fields.items() if isinstance(value, str | int | float))
-            return f"{name.replace('.', ' ').replace('_', ' ')}{': ' if said else ''}{said}"
+            return sentence(name, fields)

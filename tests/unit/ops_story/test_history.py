@@ -97,6 +97,47 @@ def test_an_island_that_falls_silent_is_marked_and_so_is_its_return():
     ]
 
 
+def test_only_a_silence_on_the_tape_is_marked_and_not_that_redis_is_read_late():
+    history = history_of(start(0.0), joined(0.0), beat(1.0, "a", 5), {"now_s": 1.6, "event": "tick"})
+    history.seen("a", Liveness.SUSPECT)
+    assert history.islands["a"].state is Liveness.SUSPECT
+    history.take(beat(1.7, "a", 6))
+    assert texts(history) == ["a joined"]
+    history.seen("a", Liveness.SUSPECT)
+    history.take({"now_s": 3.9, "event": "tick"})
+    history.take(beat(4.0, "a", 7))
+    assert texts(history)[1:] == ["a is silent for 2.2 s", "a is heard again after 2.3 s"]
+    assert [mark["event"] for mark in history.frame()["marks"]] == ["island.joined", "silent", "heard"]
+
+
+def test_notes_are_told_in_sentences_and_an_incomplete_one_with_what_it_has():
+    flushing = {"reason": "its tokens are trained", "trained_tokens": 600064, "target": 600000}
+    history = history_of(start(0.0), note(1.0, "run.flushing", **flushing), note(2.0, "interval.changed", new_steps=7))
+    assert texts(history) == [
+        "training ends, its tokens are trained: 600,064 tokens, the target was 600,000",
+        "interval changed: new steps 7",
+    ]
+
+
+def test_the_curve_of_each_island_comes_in_parts_that_fit_the_curve_of_the_fleet():
+    history, points = history_of(start(0.0), joined(0.0, "b"), joined(0.0, "a")), {}
+    changes = 0
+    for second in range(3 * MAX_POINTS):
+        history.take(beat(float(second), "b", second, loss=second / 7))
+        if second > 5:
+            history.take(beat(second + 0.5, "a", second, loss=1.0))
+        if second % 100 == 99:
+            frame = history.frame(changes)
+            changes = frame["changes"]
+            assert len(frame["each"]) <= 101
+            points |= dict(frame["each"])
+    assert frame["names"] == ["b", "a"]
+    assert set(frame["curve"][0]) <= set(points), "a page drops what the server has dropped"
+    assert points[0.0] == [[0.0, 0, None], [None, 0, None]]
+    assert points[frame["curve"][0][-1]][0][0] == pytest.approx(frame["curve"][0][-1] / 7, abs=1e-4)
+    assert dict(history.frame()["each"]).keys() == set(frame["curve"][0])
+
+
 def test_a_refusal_is_counted_and_its_reason_is_shown():
     refused = note(1.0, "contribution.refused", island="a", fragment=2, reason="not_finite", detail="3 NaN in w")
     frame = history_of(start(0.0), joined(0.5), refused).frame()
@@ -145,8 +186,7 @@ def test_a_page_says_that_a_run_is_stopped_once_nobody_holds_its_directory(tmp_p
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start(0.0), joined(1.0))))
 
     def phase():
-        text = write_report(tmp_path).read_text(encoding="utf-8")
-        return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL).group(1))["phase"]
+        return data_of(write_report(tmp_path))["phase"]
 
     held = claim(tmp_path)
     assert phase() == "starting"
@@ -191,7 +231,7 @@ def test_agreement_is_in_the_curve_and_in_each_island_and_a_fall_is_marked():
     frame = history.frame()
     assert frame["curve"][4] == pytest.approx([0.3, 0.35, 0.4])
     assert (frame["islands"]["a"]["agreement"], frame["islands"]["a"]["trust"]) == (pytest.approx(0.2), 0.5)
-    assert frame["marks"][-1]["text"] == "fleet diverging: agreement 0.1, usual 0.3"
+    assert frame["marks"][-1]["text"] == "islands agree by 0.1, usual is 0.3: training begins to diverge"
 
 
 def test_what_is_not_finite_is_no_number_for_a_page():
@@ -240,6 +280,10 @@ def test_a_report_has_all_in_one_file_and_no_text_ends_its_scripts():
     assert "page/" not in page
     assert page.count("</script>") == 2
     assert '"run":"<\\/script><b>"' in page
+
+
+def data_of(report):
+    return json.loads(re.search(r'id="data">(.*?)</script>', report.read_text(encoding="utf-8"), re.DOTALL).group(1))
 
 
 def test_events_of_redis_come_once_however_often_they_were_written():
