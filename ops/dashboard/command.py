@@ -102,6 +102,7 @@ def serve(watched: WatchedRun, listening: socket.socket) -> None:
 
     host, port = listening.getsockname()[:2]
     print(f"dashboard at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)", file=sys.stderr)
-    config = uvicorn.Config(application(watched), log_level="warning", timeout_graceful_shutdown=END_WITHIN_S)
+    app = application(watched, lambda: server.should_exit)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_WITHIN_S))
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])

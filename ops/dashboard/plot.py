@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ops import run_directory
+from ops.dashboard.followed_tape import Line
 from ops.dashboard.watched_run import WatchedRun
+from ops.text import finite
 
 PAGE = Path(__file__).parent / "page"
 #: In the run directory.
 FILE = "report.html"
+#: Contributions that a report lists at most, over all its versions: they are the most of a long run's page.
+MAX_CONTRIBUTIONS = 20_000
+_CONTRIBUTION = ("island", "incarnation", "steps", "tokens", "merge_weight", "staleness", "agreement", "trust", "fresh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,14 +40,41 @@ def run(args: argparse.Namespace) -> int:
 
 def write_report(run_dir: Path, out: Path | None = None, *, stopped: bool = False) -> Path:
     """Writes a run's page as one file; returns where. ``stopped``: its processes are known to be gone."""
-    watched = WatchedRun(run_dir, None, "")
+    contributors = Contributors()
+    watched = WatchedRun(run_dir, None, "", also=contributors.take)
     while watched.read():
         pass
-    names = ("index.html", "style.css", "dashboard.js", "vendor/uplot.css", "vendor/uplot.js")
+    names = ("index.html", "style.css", "charts.js", "dashboard.js", "vendor/uplot.css", "vendor/uplot.js")
     parts = {name: (PAGE / name).read_text(encoding="utf-8") for name in names}
     out = out or run_dir / FILE
-    run_directory.write(out, report_page(parts, watched.frame(0, stopped=stopped)))
+    frame = watched.frame(0, stopped=stopped) | {"versions": contributors.versions}
+    run_directory.write(out, report_page(parts, frame))
     return out
+
+
+class Contributors:
+    """Who is in each of the newest versions, from lines of a tape: a report has nobody to ask.
+
+    Attributes:
+        versions: Fragment and version -> why its round closed, its digest, who was waited for in vain, and rows of the
+            contributions: island, life, steps [from, to), tokens, share, staleness, agreement, trust, whether in time.
+    """
+
+    def __init__(self) -> None:
+        self.versions: dict[str, list[Any]] = {}
+        self._count = 0
+
+    def take(self, line: Line) -> None:
+        """Adds a version if the line tells of one; the oldest fall out."""
+        if line.get("note") != "version.committed":
+            return
+        fields = line["fields"]
+        rows = [[each.get(name) for name in _CONTRIBUTION] for each in fields["contributions"]]
+        version = [fields["reason"], fields["digest"], fields["missing"], rows]
+        self.versions[f"{fields['fragment']}:{fields['version']}"] = finite(version, digits=4)
+        self._count += len(rows)
+        while self._count > MAX_CONTRIBUTIONS and len(self.versions) > 1:
+            self._count -= len(self.versions.pop(next(iter(self.versions)))[-1])
 
 
 def report_page(parts: Mapping[str, str], frame: Mapping[str, Any]) -> str:

@@ -7,9 +7,11 @@ address of a Redis alone, or of a broker that shows it, the events in it tell bo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,13 @@ from broker.base.errors import ConfigError, Unavailable
 from broker.observing.client import ObservedRun
 from broker.registry.registry import Registry
 from ops.dashboard.followed_tape import FollowedTapes, Line
+from ops.evaluation.curve_file import read_points
 from ops.inspect.dropped import gone_of
 from ops.inspect.explain import explain, explain_from, ledgers_in, tapes_in, target_of
 from ops.inspect.source import FollowedEvents, RunReader
 from ops.inspect.status import address_in
 from ops.run_directory import LOCK_FILE, PROCESSES_FILE, in_use
+from ops.story import curve
 from ops.story.history import VITALS, History
 from ops.story.run_status import Status, status_of
 from ops.text import finite
@@ -35,6 +39,8 @@ ASK_EVERY_S = 0.5
 LINES_AT_A_TIME = 1000
 #: Tapes that are silent for so long may be those of a run that is over: it is looked whether an `up` works there.
 QUIET_S = 2.0
+#: Evaluations that a page gets of a long curve.
+SHOWN_POINTS = 200
 #: Events of a Redis that are read at a time, and in how many readings those of one look.
 EVENTS, READINGS = 2000, 5
 
@@ -47,15 +53,22 @@ class WatchedRun:
         url: Of Redis; None: that of the directory.
         run_id: Empty: the run of the directory, or the one that Redis was written to last.
         observed: In place of a directory and of Redis: the run as a broker shows it.
+        also: Gets each line of the tapes, beside the history.
 
     Raises:
         ConfigError: ``run_dir`` is none.
     """
 
     def __init__(
-        self, run_dir: Path | None, url: str | None, run_id: str, *, observed: ObservedRun | None = None
+        self,
+        run_dir: Path | None,
+        url: str | None,
+        run_id: str,
+        *,
+        observed: ObservedRun | None = None,
+        also: Callable[[Line], object] | None = None,
     ) -> None:
-        self._run_dir, self._url = run_dir, url
+        self._run_dir, self._url, self._also = run_dir, url, also
         self.run_id, self.history = run_id, History()
         self.status: Status | None = None
         self.failure = ""
@@ -65,6 +78,7 @@ class WatchedRun:
         self._reading = asyncio.Lock()  # one operation at a time
         self._events_of_run = FollowedEvents()
         self._stopped, self._quiet_since_s = False, -math.inf
+        self._evaluations: tuple[object, list[curve.Point]] = (None, [])  # the file's size and time, and what was in it
         self._gone: tuple[dict[Path, int], str] = ({}, "")  # segments that nobody can read any more, and that in words
         if run_dir is not None:
             address = address_in(run_dir)
@@ -115,6 +129,8 @@ class WatchedRun:
     def _take(self, lines: list[Line]) -> None:
         for line in lines:
             self.history.take(line)
+            if self._also is not None:
+                self._also(line)
 
     async def _ask(self) -> None:
         """Reads from Redis who lives, and with no tape what has happened."""
@@ -186,8 +202,22 @@ class WatchedRun:
             "run": self.run_id,
             "failure": self.failure,
             "gone": self._what_is_gone(),
+            "evaluations": [each.to_json() for each in curve.some(self._points(), SHOWN_POINTS)],
             "present": None if present is None else dict(finite(present, digits=6)),
         }
+
+    def _points(self) -> list[curve.Point]:
+        """Returns the run's evaluations; without a directory those that Redis had while this object looked."""
+        if self._run_dir is None:
+            newest = None if self.status is None else self.status.evaluation
+            if newest is not None and newest.model != self._evaluations[0]:
+                self._evaluations = newest.model, [*self._evaluations[1], newest]
+        else:
+            with contextlib.suppress(OSError):  # there is none
+                found = (self._run_dir / curve.FILE).stat()
+                if (stamp := (found.st_size, found.st_mtime_ns)) != self._evaluations[0]:
+                    self._evaluations = stamp, read_points(self._run_dir)
+        return self._evaluations[1]
 
     def _what_is_gone(self) -> str:
         """Says which segments of tapes were gone before they could be read; an empty text if none were."""

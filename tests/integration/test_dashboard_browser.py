@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ops.dashboard.plot import write_report
 from ops.processes.cluster import free_ports
 from tests.live_views import Page, dashboard
 from tests.local_run import Process, Up, wait_for
@@ -140,7 +141,104 @@ def test_a_person_sees_an_island_die_and_return_and_nan_refused(up, tmp_path):
             rogue.wait()
         up.signal(signal.SIGINT)
         up.wait()
-        page.wait_for_selector("#alert:not([hidden])")  # the server is gone, and the page says so
+        page.wait_for_selector("#notice:has-text('was stopped at')")  # the server has said so
+        assert page.inner_text("#phase") == "not known"
+
+
+def tape_of_a_small_run(path, *notes):
+    """Writes the tape of three islands and two fragments over a minute."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name("config.toml").write_text('[run]\nrun_id = "small"\n')
+    config = {"heartbeat_interval_s": 1.0, "suspect_after_s": 3.0, "dead_after_s": 9.0, "total_tokens": 20_000}
+    names, lines = ["island-2", "island-10", "island-1"], []
+    lines.append({"now_s": 0.0, "tape": 11, "epoch": 1, "config": config, "record": None, "commits": []})
+    lines += [{"now_s": 0.1, "note": "island.joined", "fields": {"island": name, "incarnation": 1}} for name in names]
+    lines.append({"now_s": 0.2, "note": "run.seeded", "fields": {"fragments": 2, "seconds": 0.1}})
+    for second in range(1, 60):
+        for n, name in enumerate(names):
+            body = {"inner_step": second, "tokens": 100 * second, "loss": n + 9 / second, "step_time_s": 1.0}
+            lines.append({"now_s": second, "event": "received", "sender": name, "kind": "heartbeat", "body": body})
+        here = {"round": second, "fragment": second % 2}
+        lines.append({"now_s": second + 0.1, "note": "round.opened", "fields": here})
+        row = {"incarnation": 1, "steps": [0, 8], "tokens": 800, "staleness": 0.5, "merge_weight": 0.5, "fresh": True}
+        facts = {"version": second // 2, "islands": 2, "live": 3, "reason": "complete", "missing": [], "digest": "d"}
+        contributions = [row | {"island": name, "agreement": 0.2, "trust": 1.0} for name in names[:2]]
+        version = here | facts | {"contributions": contributions, "agreement": 0.2}
+        lines.append({"now_s": second + 0.8, "note": "version.committed", "fields": version})
+    lines += [{"now_s": 61.0, "note": name, "fields": fields} for name, fields in notes]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+
+ENDED = ("run.ended", {"trained": 20_000, "merged": 20_000, "wasted": {}, "in_flight": 0})
+
+
+def test_a_report_has_contributors_values_under_the_pointer_and_tables_that_sort(tmp_path):
+    tape_of_a_small_run(tmp_path / "run" / "events.jsonl", ENDED)
+    report = write_report(tmp_path / "run")
+    with browser(viewport={"width": 1280, "height": 900}) as page:
+        page.goto(report.as_uri())
+        page.wait_for_selector("body[data-ready]")
+        assert "88 % 17,700 of 20,000 tokens" in page.inner_text("#goal")
+
+        def column(number):
+            return page.eval_on_selector_all(
+                "#islands tbody tr", f"rows => rows.map((row) => row.cells[{number}].innerText)"
+            )
+
+        assert column(0) == ["island-1", "island-2", "island-10"], "numbers count as numbers"
+        page.click("#islands th button:text-is('loss')")
+        assert column(0) == ["island-1", "island-10", "island-2"], "the largest first"
+        page.click("#islands th button:text-is('loss')")
+        assert column(0) == ["island-2", "island-10", "island-1"]
+        assert page.get_attribute("#islands th[aria-sort=ascending]", "aria-sort") == "ascending"
+
+        page.hover("#charts .u-over >> nth=0", position={"x": 100, "y": 60})
+        told = page.inner_text("#charts .readout >> nth=0")
+        assert re.search(r"at 0:\d\d.*fleet \d.*island-1 \d.*island-2 \d.*island-10 \d", told.replace("\n", " ")), told
+
+        page.focus("#gantt")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#detail[open] td:text-is('island-10')")
+        page.click("#detail button:has-text('older')")
+        page.wait_for_selector("#detail[open] h3:has-text('version 28')")
+        page.keyboard.press("Escape")
+        page.click('#islands tr[data-island="island-2"]')
+        page.wait_for_selector("#detail[open] .readout:has-text('island-2')")
+        assert page.locator("#detail canvas").count() == 3
+        picture(page, "report")
+
+
+def test_a_zoom_lasts_over_polls_and_an_ended_run_is_said_to_have_ended_when_its_server_goes(tmp_path):
+    tape = tmp_path / "run" / "events.jsonl"
+    tape_of_a_small_run(tape)
+    with browser(viewport={"width": 1280, "height": 900}, bypass_csp=True) as page:
+        with dashboard(tape.parent) as served_page:
+            page.goto(served_page.address)
+            page.wait_for_function("state.frame?.now_s > 59")
+            box = page.locator("#charts .u-over").first.bounding_box()
+            page.mouse.move(box["x"] + 100, box["y"] + 50)
+            page.mouse.down()
+            page.mouse.move(box["x"] + 200, box["y"] + 50, steps=5)
+            page.mouse.up()
+            zoom = page.evaluate("state.zoom")
+            assert 5 < zoom[0] < zoom[1] < 50
+            with tape.open("a") as file:
+                for second in (60, 61):
+                    beat = {"inner_step": 1, "tokens": 6000, "loss": 1.0, "step_time_s": 1.0}
+                    heard = {"event": "received", "sender": "island-1", "kind": "heartbeat", "body": beat}
+                    file.write(json.dumps({"now_s": second} | heard) + "\n")
+            page.wait_for_function("state.frame.now_s === 61")
+            spans = "Object.values(charts).map(({ scales }) => [scales.x.min, scales.x.max])"
+            assert page.evaluate(spans) == [zoom] * 3, "all charts show it, and new data do not end it"
+            page.keyboard.press("Escape")
+            page.wait_for_function("charts.loss.scales.x.max > 59")
+            with tape.open("a") as file:
+                file.write(json.dumps({"now_s": 62.0, "note": ENDED[0], "fields": ENDED[1]}) + "\n")
+            page.wait_for_function("state.frame.phase === 'ended'")
+        page.wait_for_selector("#notice:has-text('The run has ended')")
+        page.wait_for_timeout(2500)  # it asks again, in vain
+        assert page.inner_text("#notice").startswith("The run has ended")
+        assert page.inner_text("#phase") == "ended"
 
 
 def tape_of_a_large_run(path):

@@ -1,190 +1,215 @@
-// The page of a run. It asks the server for what has changed, twice a second; a report has everything in itself.
+// The page of a run. It always has a question open at the server, which answers with what has changed; a report has
+// everything in itself.
 "use strict";
 
-const EVERY_MS = 500;
-const LANE = 14;
-const embedded = document.getElementById("data");
-const state = { changes: 0, rounds: new Map(), marks: [], islands: {}, span: 120, now: 0, lanes: 0, bars: [] };
-const $ = (id) => document.getElementById(id);
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const AGAIN_MS = 2000;
+const embedded = $("data");
 
-// --- numbers and times -------------------------------------------------------------------------------------------
+// --- header ------------------------------------------------------------------------------------------------------
 
-function figure(x, digits = 3) {
-  if (x === null || x === undefined) return "-";
-  return Math.abs(x) >= 10000 ? Math.round(x).toLocaleString("en") : Number(x.toPrecision(digits + 1)).toString();
+const PHASES = { starting: "starting", seeding: "starting", running: "running", flushing: "ending", ended: "ended", stopped: "stopped" };
+const isOver = () => ["ended", "stopped"].includes(state.frame.phase);
+
+// Tokens per second over the last minute.
+function rate({ curve: [times, , tokens] }) {
+  const from = Math.max(0, times.findIndex((t) => t >= times.at(-1) - 60));
+  const took = times.at(-1) - times[from];
+  return took > 0 ? Math.max(0, (tokens.at(-1) - tokens[from]) / took) : null;
 }
 
-function size(bytes) {
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  let i = 0;
-  while (bytes >= 1000 && i < units.length - 1) { bytes /= 1000; i++; }
-  return `${bytes < 10 && i ? bytes.toFixed(1) : Math.round(bytes)} ${units[i]}`;
-}
-
-function clock(seconds) {
-  const s = Math.max(0, Math.floor(seconds));
-  const [h, m] = [Math.floor(s / 3600), Math.floor(s / 60) % 60];
-  return h ? `${h}:${String(m).padStart(2, "0")}:${String(s % 60).padStart(2, "0")}` : `${m}:${String(s % 60).padStart(2, "0")}`;
-}
-
-const share = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "-");
-
-function element(name, text, classes) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (classes) made.className = classes;
-  return made;
-}
-
-// --- the two curves ----------------------------------------------------------------------------------------------
-
-const charts = {};
-
-function markLines(chart) {
-  const { ctx, bbox } = chart;
-  for (const mark of state.marks) {
-    if (mark.kind === "run") continue;
-    const x = chart.valToPos(mark.at_s, "x", true);
-    if (x < bbox.left || x > bbox.left + bbox.width) continue;
-    ctx.fillStyle = color({ island: "--warn", refusal: "--bad", fault: "--bad", leader: "--merge" }[mark.kind] || "--soft");
-    ctx.fillRect(x, bbox.top, 1, 6);
-  }
-}
-
-function chartOf(id, stroke, cosines = false) {
-  const axis = { stroke: () => color("--soft"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false } };
-  const place = $(id);
-  return new uPlot({
-    width: place.clientWidth, height: place.clientHeight, legend: { show: false }, cursor: { y: false },
-    scales: { x: { time: false } },
-    axes: [{ ...axis, values: (_, all) => all.map(clock) }, { ...axis, size: 56, values: (_, all) => all.map((x) => figure(x)) },
-      ...(cosines ? [{ ...axis, scale: "cosine", side: 1, size: 40, grid: { show: false } }] : [])],
-    series: [{}, { stroke: () => color(stroke), width: 1.5, spanGaps: true },
-      ...(cosines ? [{ scale: "cosine", stroke: () => color("--soft"), width: 1, spanGaps: true }] : [])],
-    hooks: { draw: [markLines] },
-  }, cosines ? [[], [], []] : [[], []], place);
-}
-
-function speeds(times, tokens) {
-  const over = 8;  // points, so that one slow heartbeat is no dent
-  return times.map((t, i) => {
-    const from = Math.max(0, i - over);
-    const took = t - times[from];
-    return i && took > 0 ? Math.max(0, (tokens[i] - tokens[from]) / took) : null;
-  });
-}
-
-function showCurves([times, losses, tokens, , agreements]) {
-  charts.loss ||= chartOf("loss", "--merge", true);
-  charts.speed ||= chartOf("speed", "--good");
-  charts.loss.setData([times, losses, agreements]);
-  const found = speeds(times, tokens);
-  charts.speed.setData([times, found]);
-  return found.at(-1);
-}
-
-// --- rounds ------------------------------------------------------------------------------------------------------
-
-function showRounds() {
-  const canvas = $("gantt");
-  const ratio = devicePixelRatio || 1;
-  const width = canvas.clientWidth;
-  const height = Math.max(1, state.lanes) * LANE + 16;
-  canvas.style.height = `${height}px`;
-  canvas.width = width * ratio;
-  canvas.height = height * ratio;
-  const ctx = canvas.getContext("2d");
-  ctx.scale(ratio, ratio);
-  ctx.font = "10px system-ui";
-  const left = 26;
-  const from = Math.max(0, state.now - state.span);
-  const x = (t) => left + ((t - from) / state.span) * (width - left);
-  ctx.fillStyle = color("--soft");
-  for (let p = 0; p < state.lanes; p++) ctx.fillText(String(p), 2, p * LANE + 10);
-  for (let i = 0; i <= 6; i++) {
-    const t = from + (i * state.span) / 6;
-    ctx.fillText(clock(t), Math.min(x(t), width - 28), height - 4);
-  }
-  state.bars = [];
-  for (const row of state.rounds.values()) {
-    const [, fragment, opened, closed, committed, version, , , cancelled] = row;
-    const end = committed ?? closed ?? state.now;
-    if (end < from || fragment >= state.lanes) continue;
-    const [a, b, c] = [x(Math.max(from, opened)), x(Math.max(from, closed ?? state.now)), x(Math.max(from, end))];
-    const y = fragment * LANE + 2;
-    ctx.fillStyle = color(cancelled ? "--bad" : "--open");
-    ctx.fillRect(a, y, Math.max(1.5, b - a), LANE - 4);
-    if (version !== null) {
-      ctx.fillStyle = color("--merge");
-      ctx.fillRect(b, y, Math.max(1.5, c - b), LANE - 4);
-    }
-    state.bars.push({ from: a, to: Math.max(c, a + 4), y, row });
-  }
-}
-
-function barAt(event) {
-  const box = $("gantt").getBoundingClientRect();
-  const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-  return state.bars.find((bar) => x >= bar.from - 2 && x <= bar.to + 2 && y >= bar.y && y < bar.y + LANE);
-}
-
-function sentence([number, fragment, opened, closed, , version, islands, live, cancelled]) {
-  const took = closed === null ? "open" : `${(closed - opened).toFixed(1)} s`;
-  if (cancelled) return `round ${number} of fragment ${fragment}: cancelled after ${took}`;
-  if (version === null) return `round ${number} of fragment ${fragment}: ${took}`;
-  return `fragment ${fragment}, version ${version}: ${islands} of ${live} islands, ${took}`;
-}
-
-// --- islands and marks -------------------------------------------------------------------------------------------
-
-function cellsOf(name, each) {
-  return [
-    name, each.state, figure(each.step, 8), figure(each.loss), each.step_time_s === null ? "-" : `${figure(each.step_time_s, 2)} s`,
-    figure(each.staleness, 1), figure(each.agreement, 1), each.trust === null ? "-" : share(each.trust, 1), share(each.versions_in, each.versions_of), `${size(each.bytes_up)} / ${size(each.bytes_down)}`,
-    each.sync_share === null ? "-" : `${(100 * each.sync_share).toFixed(2)} %`, each.lives, each.last_refusal || "-",
+function showFacts(frame) {
+  const all = Object.values(frame.islands);
+  const count = (wanted) => all.filter((each) => each.state === wanted).length;
+  const [losses, judged] = [frame.curve[1], evaluated("loss")];
+  const known = all.map((each) => each.loss).filter((each) => each !== null);
+  const leaders = Object.values(frame.present?.leaders ?? {});
+  const silent = count("suspect") + count("dead");
+  const speed = rate(frame);
+  const facts = [
+    ["loss", figure(losses.at(-1), 3), known.length > 1 ? `islands ${figure(Math.min(...known), 3)} to ${figure(Math.max(...known), 3)}` : ""],
+    ["tokens per second", figure(speed), isOver() ? "in the last minute" : "over a minute"],
+    ["islands", isOver() ? `${all.length}` : `${count("alive")} of ${all.length}`, silent && !isOver() ? `${silent} silent` : isOver() ? "took part" : "alive"],
+    ["versions", frame.fragments.length ? [...new Set([Math.min(...frame.fragments), Math.max(...frame.fragments)])].join("–") : "–", `of ${frame.fragments.length} fragments${leaders.length ? `, epoch ${Math.max(...leaders.map((each) => each.epoch))}` : ""}`],
   ];
+  if (judged[0].length) facts.splice(1, 0, ["evaluated loss", figure(judged[1].at(-1), 3), `at ${clock(judged[0].at(-1))}`]);
+  if (frame.curve[4].at(-1) !== undefined && frame.curve[4].at(-1) !== null) facts.push(["agreement", figure(frame.curve[4].at(-1), 2), "cosine of islands"]);
+  facts.push(["time", clock(frame.now_s), isOver() ? "from start to end" : "since the start"]);
+  $("facts").replaceChildren(...facts.map(([name, value, more]) => {
+    const pair = element("div");
+    if (name === "versions") pair.title = leaders.map((each) => `${each.leader} leads, epoch ${each.epoch}`).join(", ");
+    pair.append(element("dt", name), element("dd", value), element("dd", more));
+    return pair;
+  }));
+  $("run").textContent = frame.run;
+  $("phase").textContent = PHASES[frame.phase] ?? frame.phase;
+  $("phase").className = PHASES[frame.phase] ?? "";
+  const { tokens, target_tokens: target } = frame;
+  const done = target ? Math.min(1, tokens / target) : null;
+  const left = target && speed && !isOver() && done < 1 ? `, about ${clock((target - tokens) / speed)} left` : "";
+  $("goal").replaceChildren(...(target ? [element("b", percent(Math.floor(100 * done) / 100)), ` ${figure(tokens)} of ${figure(target)} tokens${left}`] : [`${figure(tokens)} tokens, no target`]));
+  document.title = `${target ? `${percent(Math.floor(100 * done) / 100)} ` : ""}${frame.run} – Atoll`;
+  $("progress").hidden = !target;
+  $("progress").ariaValueNow = Math.round(100 * done);
+  $("progress").firstElementChild.style.width = `${100 * done}%`;
+}
+
+// What stands above the page: [whether it is bad, text]; nothing: an empty text.
+function noticeOf(frame, lost) {
+  const keeps = "report.html in its directory keeps this page";
+  if (lost && frame && isOver()) return [false, `The run has ${frame.phase}, and the server of this page with it: ${keeps}.`];
+  if (lost?.goodbye) return [false, `The server of this page was stopped at ${lost.at}. What is shown is from then.`];
+  if (lost) return [true, `No answer from the server of this page since ${lost.at}. What is shown is from then; it is asked again and again.`];
+  const troubles = [frame.failure, frame.gone, ...(frame.present?.totals?.troubles ?? [])].filter(Boolean);
+  if (frame.present?.broker_is_silent && !isOver()) troubles.push("No broker writes to Redis: it has ended, or lost Redis.");
+  if (!troubles.length && frame.phase === "stopped") return [false, "The run was stopped before its end. `up --resume` goes on with it."];
+  return [true, troubles.join("\n")];
+}
+
+function showNotice() {
+  const [bad, text] = noticeOf(state.frame, state.lost);
+  if (state.lost && state.frame && !isOver()) Object.assign($("phase"), { textContent: "not known", className: "" });
+  Object.assign($("notice"), { hidden: !text, textContent: text, className: bad ? "bad" : "" });
+}
+
+// --- islands -----------------------------------------------------------------------------------------------------
+
+const STATES = { alive: "heard within two seconds", suspect: "silent for some seconds", dead: "silent for so long that rounds go on without it", left: "has said goodbye", stopped: "its process is gone" };
+const ORDER = ["dead", "suspect", "alive", "stopped", "left"];
+// Title, what it means, what it is sorted by, what is shown, and whether narrow screens leave it out.
+const COLUMNS = [
+  ["island", "", (each, name) => sortable(name), (each, name) => name],
+  ["state", "as its heartbeats say", (each) => ORDER.indexOf(each.state), (each) => each.state],
+  ["loss", "of its training, lately", (each) => each.loss, (each) => figure(each.loss, 3)],
+  ["steps", "inner steps made", (each) => each.step, (each) => figure(each.step), true],
+  ["step time", "of one inner step", (each) => each.step_time_s, (each) => (each.step_time_s === null ? "–" : each.step_time_s < 1 ? `${(1000 * each.step_time_s).toFixed(0)} ms` : `${each.step_time_s.toFixed(1)} s`), true],
+  ["in versions", "share of the versions made since it joined that have something of it", (each) => each.versions_in / (each.versions_of || 1), (each) => percent(each.versions_of ? each.versions_in / each.versions_of : null)],
+  ["staleness", "of its newest contribution, in versions", (each) => each.staleness, (each) => figure(each.staleness, 2), true],
+  ["agreement", "cosine of its direction with the other islands'", (each) => each.agreement, (each) => figure(each.agreement, 2), true],
+  ["trust", "what its weight in a merge is multiplied by", (each) => each.trust, (each) => percent(each.trust), true],
+  ["sent", "bytes over the network", (each) => each.bytes_up, (each) => size(each.bytes_up), true],
+  ["received", "bytes over the network", (each) => each.bytes_down, (each) => size(each.bytes_down), true],
+  ["in sync", "share of its time that exchange takes from training", (each) => each.sync_share, (each) => percent(each.sync_share, 2), true],
+  ["lives", "how often its process has started", (each) => each.lives, (each) => `${each.lives}`, true],
+  ["last refusal", "what was refused of it last, and why", (each) => each.last_refusal || null, (each) => each.last_refusal || "–", true],
+];
+
+function sorted(names) {
+  const key = COLUMNS[state.sort.column][2];
+  const of = (name) => key(state.islands[name], name);
+  return names.map((name) => [of(name), sortable(name), name]).sort(([a, x], [b, y]) => {
+    if (a === null || b === null) return (a === null) - (b === null) || (x < y ? -1 : 1);  // unknown: last, both ways
+    return (a < b ? -1 : a > b ? 1 : 0) * (state.sort.down ? -1 : 1) || (x < y ? -1 : 1);
+  }).map((each) => each[2]);
+}
+
+function sortBy(column) {
+  const again = state.sort.column === column;
+  state.sort = { column, down: again ? !state.sort.down : column > 1 };  // of figures the largest first
+  showIslands();
+}
+
+function makeHead() {
+  COLUMNS.forEach(([title, help, , , minor], column) => {
+    const button = element("button", title);
+    button.onclick = () => sortBy(column);
+    const cell = element("th", button, minor ? "minor" : "");
+    cell.title = help;
+    $("islands").tHead.rows[0].append(cell);
+  });
 }
 
 function showIslands() {
   const body = $("islands").tBodies[0];
   const wanted = $("filter").value.toLowerCase();
-  const names = Object.keys(state.islands).filter((name) => name.toLowerCase().includes(wanted));
+  const names = sorted(Object.keys(state.islands).filter((name) => name.toLowerCase().includes(wanted)));
+  [...$("islands").tHead.rows[0].cells].forEach((cell, n) => {
+    cell.ariaSort = n === state.sort.column ? (state.sort.down ? "descending" : "ascending") : "none";
+  });
   names.forEach((name, i) => {
     let row = body.rows[i];
     if (!row) {
       row = body.insertRow();
       row.tabIndex = 0;
-      for (let n = 0; n < 13; n++) row.insertCell();
+      for (const column of COLUMNS) row.insertCell().className = column[4] ? "minor" : "";
     }
     row.dataset.island = name;
-    cellsOf(name, state.islands[name]).forEach((text, n) => {
-      const cell = row.cells[n];
-      if (cell.textContent !== String(text)) cell.textContent = text;
+    COLUMNS.forEach(([, , , shown], n) => {
+      const text = shown(state.islands[name], name);
+      if (row.cells[n].textContent !== text) row.cells[n].textContent = text;
     });
     row.cells[1].className = state.islands[name].state;
-    row.cells[12].title = state.islands[name].last_refusal;
+    row.cells[1].title = STATES[state.islands[name].state] ?? "";
+    row.lastElementChild.title = state.islands[name].last_refusal;
   });
   while (body.rows.length > names.length) body.deleteRow(-1);
 }
 
-function itemOf(mark) {
-  const item = element("li", undefined, mark.kind);
-  item.append(element("time", clock(mark.at_s)), mark.text);
+// --- what happened -----------------------------------------------------------------------------------------------
+
+const LABELS = {
+  silence: "silent", "island.joined": "joined", "island.left": "left", "island.resumed": "back", "contribution.refused": "refused", "message.refused": "refused",
+  "join.refused": "not let in", "aggregator.started": "new leader", "aggregator.finished": "aggregator ended", "run.seeded": "training begins", "run.flushing": "training ends", "run.ended": "ended",
+  process: "restart", "fleet.diverging": "diverging", "round.cancelled": "round cancelled", "interval.changed": "interval",
+};
+const TOGETHER_S = 15;
+
+// Marks of one sort that come soon after each other are one event: a fleet that leaves, an island that comes and goes.
+function eventsOf(marks) {
+  const events = [];
+  for (const mark of marks) {
+    const sort = ["silent", "heard"].includes(mark.event) ? "silence" : mark.event || mark.kind;
+    const kind = sort === "silence" ? sort : mark.kind;
+    let event = events.slice(-20).findLast((each) => each.sort === sort && mark.at_s - each.marks.at(-1).at_s < TOGETHER_S);
+    if (!event) events.push(event = { sort, at_s: mark.at_s, kind, marks: [] });
+    event.marks.push(mark);
+  }
+  for (const event of events) {
+    const last = event.marks.at(-1);
+    const islands = [...new Set(event.marks.map((mark) => mark.island))].filter(Boolean);
+    event.text = last.text;
+    if (event.sort === "silence" && islands.length > 1) {
+      const back = islands.filter((name) => event.marks.findLast((mark) => mark.island === name).event === "heard").length;
+      event.text = `${islands.length} islands fell silent, ${back === islands.length ? "all" : back} are heard again`;
+    } else if (event.sort === "silence") {
+      const times = event.marks.filter((mark) => mark.event === "silent").length;
+      if (times > 2) event.text = `${last.island} fell silent ${times} times; ${last.text.slice(last.island.length + 1)}`;
+    } else if (islands.length > 1 && last.text.startsWith(last.island)) {
+      event.text = `${islands.length} islands${last.text.slice(last.island.length)}`;
+    } else if (event.marks.length > 1) event.text += ` (${event.marks.length} such)`;
+    event.label = [islands.length > 1 ? `${islands.length} islands` : islands[0], LABELS[event.sort] ?? event.sort.split(".").at(-1).replaceAll("_", " ")].filter(Boolean).join(" ");
+  }
+  return events;
+}
+
+function itemOf(event) {
+  const line = [element("time", clock(event.at_s)), event.text];
+  const item = element("li", undefined, event.kind);
+  if (!event.marks || event.marks.length === 1) { item.append(...line); return item; }
+  const [all, head, list] = [element("details"), element("summary"), element("ol")];
+  head.append(...line);
+  list.append(...event.marks.map(itemOf));
+  all.append(head, list);
+  item.append(all);
   return item;
 }
 
-function showMarks(fresh) {
-  for (const mark of fresh) $("marks").prepend(itemOf(mark));
-  while ($("marks").childElementCount > 200) $("marks").lastChild.remove();
+function showMarks() {
+  const bad = (event) => ["silence", "refusal", "fault", "leader"].includes(event.kind);
+  const shown = state.events.filter((event) => !$("problems").checked || bad(event)).slice(-200).reverse();
+  $("marks").replaceChildren(...(shown.length ? shown.map(itemOf) : [element("li", "Nothing so far.", "over")]));
 }
 
 // --- details -----------------------------------------------------------------------------------------------------
 
-function open(title, parts) {
-  const place = $("detail").querySelector("div");
-  place.replaceChildren(element("h3", title), ...parts);
+function open(title, ...parts) {
+  closeCharts();
+  $("detail").querySelector("div").replaceChildren(element("h3", title), ...parts);
   if (!$("detail").open) $("detail").showModal();
+}
+
+function closeCharts() {
+  state.shown = null;
+  for (const [key, chart] of Object.entries(charts)) if (chart.only) { chart.destroy(); delete charts[key]; }
 }
 
 function tableOf(head, rows) {
@@ -196,131 +221,158 @@ function tableOf(head, rows) {
     const line = body.insertRow();
     row.forEach((text) => line.append(element("td", text)));
   }
-  return table;
+  const scroll = element("div", undefined, "scroll");
+  scroll.append(table);
+  return scroll;
+}
+
+function sentence([number, fragment, opened, closed, , version, islands, live, cancelled]) {
+  const took = closed === null ? "is open" : `took ${(closed - opened).toFixed(1)} s`;
+  if (version !== null) return `Fragment ${fragment}, version ${version}: ${islands} of ${live} islands, ${took}`;
+  return `Fragment ${fragment}, round ${number}: ${cancelled ? "was cancelled, " : ""}${took}`;
+}
+
+// What is known of a version: from the server, or in a report from what it has in itself.
+async function versionOf(fragment, version) {
+  if (!embedded) {
+    const answer = await fetch(`version/${fragment}/${version}`).catch(() => null);
+    if (!answer) return { error: "The server of this page does not answer." };
+    return answer.json();
+  }
+  const kept = state.frame.versions[`${fragment}:${version}`];
+  if (!kept) return { error: `This file has the newest versions alone: \`atoll explain ${fragment}:${version} RUN_DIR\` has this one, too.` };
+  const [closed, digest, missing, rows] = kept;
+  const contributors = rows.map(([island, incarnation, steps, tokens, share, staleness, agreement, trust, fresh]) => ({ island, incarnation, steps, tokens, share, staleness, agreement, trust, fresh }));
+  return { closed, digest, contributors, absent: missing.map((island) => ({ island, why: "it was waited for until the round closed" })) };
 }
 
 async function openVersion(row) {
   const [, fragment, , , , version] = row;
-  if (version === null || embedded) return open(sentence(row), []);
-  const answer = await fetch(`version/${fragment}/${version}`);
-  const found = await answer.json();
-  if (!answer.ok) return open(sentence(row), [element("p", found.error)]);
-  const parts = [element("p", `${found.closed} Digest ${found.digest}, epoch ${found.epoch}.`)];
-  parts.push(tableOf(
-    ["island", "life", "steps", "tokens", "share", "staleness", "agrees", "trust", "in time"],
-    found.contributors.map((c) => [c.island, c.incarnation, c.steps.join(" - "), figure(c.tokens, 8), `${(100 * c.share).toFixed(1)} %`, figure(c.staleness, 2), figure(c.agreement, 1), c.trust === null ? "-" : share(c.trust, 1), c.fresh ? "yes" : "held from an earlier round"]),
-  ));
-  if (found.absent && found.absent.length) {
-    parts.push(element("h3", "Not in it"), tableOf(["island", "why"], found.absent.map((a) => [a.island, a.detail ? `${a.why}: ${a.detail}` : a.why])));
+  if (version === null) return open(sentence(row));
+  const others = [...state.rounds.values()].filter((each) => each[1] === fragment && each[5] !== null);
+  const at = others.findIndex((each) => each[5] === version);
+  const steps = element("p", undefined, "steps");
+  for (const [text, other] of [["‹ older", others[at - 1]], ["newer ›", others[at + 1]]]) {
+    const button = element("button", text);
+    button.disabled = !other;
+    button.onclick = () => openVersion(other);
+    steps.append(button);
   }
+  const found = await versionOf(fragment, version);
+  if (found.error) return open(sentence(row), steps, element("p", found.error));
+  const parts = [element("p", `Closed because: ${found.closed || "not known"}. Digest ${found.digest}.`)];
+  parts.push(tableOf(
+    ["island", "weight", "steps", "tokens", "staleness", "agreement", "trust", "came"],
+    found.contributors.map((each) => [each.island, percent(each.share, 1), each.steps.map((step) => figure(step)).join(" to "), figure(each.tokens), figure(each.staleness, 2), figure(each.agreement, 2), percent(each.trust), each.fresh ? "in time" : "late: held from an earlier round"]),
+  ));
+  if (found.absent?.length) parts.push(element("h3", "Not in it"), tableOf(["island", "why"], found.absent.map((each) => [each.island, each.detail ? `${each.why}: ${each.detail}` : each.why])));
   if (found.gone) parts.push(element("p", found.gone));
-  open(sentence(row), parts);
+  open(sentence(row), steps, ...parts);
+}
+
+function factsOf(name) {
+  const each = state.islands[name];
+  const refused = Object.entries(each.refusals).map(([why, n]) => `${n} ${why.replaceAll("_", " ")}`).join(", ");
+  const rows = COLUMNS.slice(1, -1).map(([title, , , shown]) => [title, shown(each, name)]);
+  rows.push(["tokens", figure(each.tokens)], ["optimizer's state", each.optimizer || "–"], ["last heard", clock(each.heard_at_s)], ["refused", refused || "nothing"]);
+  return rows.map(([title, value]) => { const pair = element("div"); pair.append(element("dt", title), element("dd", value)); return pair; });
 }
 
 function openIsland(name) {
-  const each = state.islands[name];
-  const refused = Object.entries(each.refusals);
-  const facts = [
-    ["state", each.state], ["step", figure(each.step, 8)], ["tokens", figure(each.tokens, 8)], ["loss", figure(each.loss)],
-    ["in versions", `${each.versions_in} of ${each.versions_of}`], ["lives", each.lives], ["optimizer's state from", each.optimizer || "-"],
-    ["last heard", clock(each.heard_at_s)], ["refused", refused.length ? refused.map(([why, n]) => `${n} ${why}`).join(", ") : "-"],
-  ];
-  const list = element("ol");
+  const [facts, place, list] = [element("dl"), element("div", undefined, "charts"), element("ol")];
   list.id = "story";
-  state.marks.filter((mark) => mark.island === name).slice(-50).reverse().forEach((mark) => list.append(itemOf(mark)));
-  open(name, [tableOf(["", ""], facts), list]);
+  list.append(...eventsOf(state.marks.filter((mark) => mark.island === name)).reverse().map(itemOf));
+  open(name, facts, place, list);
+  state.shown = { name, facts };
+  facts.append(...factsOf(name));
+  for (const id of ["loss", "speed", "agreement"]) if (charts[id]) charts[`${id} of one`] = makeChart(id, place, name);
 }
 
 // --- frames ------------------------------------------------------------------------------------------------------
 
 function take(frame) {
-  if (frame.changes < state.changes) return location.reload();  // another server, or another run
-  state.changes = frame.changes;
-  state.now = frame.now_s;
-  state.lanes = Math.max(state.lanes, frame.fragments.length, ...frame.rounds.map((row) => row[1] + 1));
+  if (state.frame && (frame.changes < state.changes || frame.run !== state.frame.run)) return location.reload();  // another server, or another run
+  const grown = !state.frame || frame.each.length || frame.evaluations.length !== state.frame.evaluations.length;
+  Object.assign(state, { frame, changes: frame.changes, islands: frame.islands, names: inOrder(frame.names) });
   for (const row of frame.rounds) state.rounds.set(`${row[1]} ${row[0]}`, row);
   while (state.rounds.size > 3000) state.rounds.delete(state.rounds.keys().next().value);
+  for (const [t, each] of frame.each) state.points.set(t, each);
+  const times = new Set(frame.curve[0]);  // of a long run the server keeps every other one
+  for (const t of state.points.keys()) if (!times.has(t)) state.points.delete(t);
   state.marks.push(...frame.marks);
   state.marks.splice(0, state.marks.length - 500);
-  state.islands = frame.islands;
-  document.title = `${frame.run} - Atoll`;
-  $("run").textContent = `run ${frame.run}`;
-  const speed = showCurves(frame.curve);
-  showFacts(frame, speed);
+  if (frame.marks.length || !state.events.length) { state.events = eventsOf(state.marks); showMarks(); }
+  showFacts(frame);
+  if (grown) showCharts();
   showRounds();
   showIslands();
-  showMarks(frame.marks);
+  showNotice();
+  if (state.shown) state.shown.facts.replaceChildren(...factsOf(state.shown.name));
   document.body.dataset.ready = "yes";
-}
-
-function showFacts(frame, speed) {
-  const all = Object.values(frame.islands);
-  const alive = all.filter((each) => each.state === "alive").length;
-  const stopped = frame.phase === "stopped";
-  const facts = [
-    ["phase", frame.phase], ["islands", stopped ? `${all.length}` : `${alive} of ${all.length}`], ["tokens", figure(frame.tokens, 12)], ["tokens/s", figure(speed)],
-    ["loss", figure(frame.curve[1].at(-1))], ["agreement", figure(frame.curve[4].at(-1), 1)],
-    ["versions", frame.fragments.length ? `${Math.min(...frame.fragments)} to ${Math.max(...frame.fragments)}` : "-"], ["time", clock(frame.now_s)],
-  ];
-  const leaders = Object.values(frame.present?.leaders ?? {});
-  if (leaders.length) facts.push([leaders.length > 1 ? "leaders" : "leader", leaders.map((each) => `${each.leader} (epoch ${each.epoch})`).join(", ")]);
-  $("facts").replaceChildren(...facts.map(([name, value]) => {
-    const pair = element("div");
-    pair.append(element("dt", name), element("dd", value));
-    return pair;
-  }));
-  $("progress").hidden = !frame.target_tokens;
-  if (frame.target_tokens) $("progress").value = Math.min(1, frame.tokens / frame.target_tokens);
-  const troubles = [frame.failure, frame.gone, ...(frame.present?.totals?.troubles ?? [])].filter(Boolean);
-  if (frame.present?.broker_is_silent && frame.phase !== "ended" && !stopped) troubles.push("No broker writes to Redis: it has ended, or lost Redis.");
-  warn(troubles.join(" "));
-}
-
-function warn(text) {
-  $("alert").hidden = !text;
-  $("alert").textContent = text;
 }
 
 async function poll() {
   try {
-    const answer = await fetch(`frame?since=${state.changes}`);
-    take(await answer.json());
+    const answer = await fetch(`frame?since=${state.changes}&wait`);
+    const frame = await answer.json();
+    state.lost = frame.last ? { goodbye: true, at: new Date().toLocaleTimeString() } : null;
+    take(frame);
   } catch (error) {
-    warn("The dashboard's server does not answer: is it still running? What is shown is old.");
+    if (!(error instanceof TypeError)) throw error;  // not one of the network
+    state.lost ??= { goodbye: false, at: new Date().toLocaleTimeString() };
+    showNotice();
   }
-  setTimeout(poll, EVERY_MS);
+  setTimeout(poll, state.lost ? AGAIN_MS : 0);
 }
 
 // --- what a person does ------------------------------------------------------------------------------------------
 
-function zoom(by) {
-  state.span = Math.min(86400, Math.max(10, state.span * by));
-  showRounds();
+function longer(by) {
+  const [from, to] = shownSpan();
+  const span = Math.min(86400, Math.max(5, (to - from) * by));
+  if (state.zoom) zoomTo([Math.max(0, to - span), to]);
+  else { state.span = span; showRounds(); }
 }
 
-$("closer").onclick = () => zoom(0.5);
-$("wider").onclick = () => zoom(2);
+function light(name) {
+  const n = state.names.indexOf(name) + 1;
+  for (const chart of Object.values(charts)) if (!chart.only && chart.id !== "metric") chart.setSeries(n || null, { focus: true });
+}
+
+$("closer").onclick = () => longer(0.5);
+$("wider").onclick = () => longer(2);
+$("whole").onclick = () => zoomTo(null);
 $("filter").oninput = showIslands;
+$("problems").onchange = showMarks;
+$("detail").onclose = closeCharts;
 $("gantt").onclick = (event) => { const bar = barAt(event); if (bar) openVersion(bar.row); };
-$("gantt").onmousemove = (event) => { const bar = barAt(event); $("gantt").title = bar ? sentence(bar.row) : ""; };
-$("islands").onclick = (event) => { const row = event.target.closest("tr[data-island]"); if (row) openIsland(row.dataset.island); };
+$("gantt").onmousemove = (event) => {
+  const bar = barAt(event);
+  $("gantt").style.cursor = bar ? "pointer" : "";
+  if (bar) $("round").textContent = sentence(bar.row);
+};
+const rowOf = (event) => event.target.closest?.("tr[data-island]");
+$("islands").onclick = (event) => { if (rowOf(event)) openIsland(rowOf(event).dataset.island); };
+$("islands").onmouseover = (event) => light(rowOf(event)?.dataset.island);
+$("islands").onmouseleave = () => light(null);
 document.onkeydown = (event) => {
   const row = document.activeElement.closest?.("tr[data-island]");
-  if (event.target.tagName === "INPUT") { if (event.key === "Escape") { event.preventDefault(); event.target.blur(); } return; }  // else the field is emptied
+  if (event.target.type === "search") { if (event.key === "Escape") { event.preventDefault(); event.target.blur(); } return; }  // else the field is emptied
   if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
-  else if (event.key === "+") zoom(0.5);
-  else if (event.key === "-") zoom(2);
-  else if (event.key === "Enter" && row) { event.preventDefault(); openIsland(row.dataset.island); }  // else it presses "close", too
+  else if (event.key === "+") longer(0.5);
+  else if (event.key === "-") longer(2);
+  else if (event.key === "Escape" && !$("detail").open) zoomTo(null);
+  else if (event.key === "Enter" && document.activeElement === $("gantt")) {
+    event.preventDefault();
+    const newest = [...state.rounds.values()].findLast((each) => each[5] !== null);
+    if (newest) openVersion(newest);
+  } else if (event.key === "Enter" && row) { event.preventDefault(); openIsland(row.dataset.island); }  // else it presses "close", too
   else if (event.key === "ArrowDown" || event.key === "j") { event.preventDefault(); (row ? row.nextElementSibling : $("islands").tBodies[0].rows[0])?.focus(); }
   else if (event.key === "ArrowUp" || event.key === "k") { event.preventDefault(); row?.previousElementSibling?.focus(); }
 };
-onresize = () => {
-  for (const [id, chart] of Object.entries(charts)) chart.setSize({ width: $(id).clientWidth, height: $(id).clientHeight });
-  showRounds();
-};
+new ResizeObserver(() => state.frame && showRounds()).observe($("rounds"));
+matchMedia("(prefers-color-scheme: dark)").onchange = () => state.frame && redraw();
 
-if (embedded) {
-  const frame = JSON.parse(embedded.textContent);
-  state.span = Math.max(60, frame.now_s);
-  take(frame);
-} else poll();
+makeHead();
+if (embedded) take(JSON.parse(embedded.textContent));
+else poll();

@@ -9,7 +9,7 @@ import pytest
 
 from broker.routing.liveness import Liveness
 from ops.dashboard.followed_tape import CHUNK_BYTES, FollowedTape, FollowedTapes
-from ops.dashboard.plot import report_page, write_report
+from ops.dashboard.plot import MAX_CONTRIBUTIONS, Contributors, report_page, write_report
 from ops.inspect.source import FollowedEvents
 from ops.run_directory import claim
 from ops.story.history import MAX_POINTS, MAX_ROUNDS, History
@@ -284,6 +284,29 @@ def test_a_report_has_all_in_one_file_and_no_text_ends_its_scripts():
 
 def data_of(report):
     return json.loads(re.search(r'id="data">(.*?)</script>', report.read_text(encoding="utf-8"), re.DOTALL).group(1))
+
+
+def test_a_report_knows_who_is_in_a_version_and_what_was_evaluated(tmp_path):
+    row = {"island": "a", "incarnation": 1, "steps": [0, 8], "tokens": 80, "staleness": 0.5, "merge_weight": 1.0}
+    facts = {"round": 7, "fragment": 3, "version": 41, "islands": 1, "live": 2, "reason": "complete", "missing": ["b"]}
+    version = note(2.0, "version.committed", **facts, digest="d1", contributions=[row | {"fresh": True}])
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start(0.0), version)))
+    (tmp_path / "config.toml").write_text('[run]\nrun_id = "demo"\n')
+    point = {"tokens": 5, "versions": [1], "model": "m", "at": 0.0, "seconds": 1.0, "metrics": {"loss": 2.5}}
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(point) + "\n")
+    data = data_of(write_report(tmp_path))
+    contributions = [["a", 1, [0, 8], 80, 1.0, 0.5, None, None, True]]
+    assert data["versions"] == {"3:41": ["complete", "d1", ["b"], contributions]}
+    assert [(each["tokens"], each["metrics"]) for each in data["evaluations"]] == [(5, {"loss": 2.5})]
+
+
+def test_a_report_of_a_long_run_names_those_in_its_newest_versions():
+    contributors = Contributors()
+    for version in range(5):
+        row = {"island": "a", "incarnation": 1, "steps": [0, 8], "tokens": 80, "staleness": 0.5, "merge_weight": 1.0}
+        facts = {"fragment": 0, "version": version, "reason": "", "missing": [], "digest": ""}
+        contributors.take(note(0.0, "version.committed", **facts, contributions=[row] * (MAX_CONTRIBUTIONS // 2)))
+    assert list(contributors.versions) == ["0:3", "0:4"]
 
 
 def test_events_of_redis_come_once_however_often_they_were_written():
