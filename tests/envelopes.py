@@ -174,7 +174,7 @@ def values(hint, field):
         shares = st.floats(0, 1)
         return st.builds(
             messages.Recipe,
-            merge=st.none() | st.sampled_from(messages.MergeRule),
+            merge=st.none() | st.sampled_from(["rda", "mean", "mean+a.b:C#0123456789abcdef"]),
             keep=shares,
             grace_factor=shares,
             quorum=st.integers(1, INT_MAX),

@@ -15,7 +15,7 @@ from broker.routing.directory import MAX_SHARDS
 from broker.routing.liveness import LivenessConfig
 from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
 from broker.wire.identity import KeyRole
-from broker.wire.messages import Recipe
+from broker.wire.messages import Recipe, own_rule
 from broker.wire.names import check_name
 
 #: The cure of a run whose ``data_ahead_s`` is 0.
@@ -79,7 +79,9 @@ class AggregatorConfig(Recipe):
 
     max_tokens_per_step: int = changeable(1 << 24, "most tokens that an island may claim for one inner step", flag=None)
     trust: bool = changeable(
-        True, "weigh islands by how far their directions agree with the others'; --no-trust weighs by tokens alone"
+        True,
+        "weigh islands by how far their directions agree with the others'; --no-trust weighs by tokens alone, "
+        "and a merge rule of your own stands in its place",
     )
     trusted_tokens: Mapping[str, int] | None = changeable(
         None, "tokens per step to believe of islands that have more than twice the fleet's, as ISLAND=N"
@@ -195,6 +197,11 @@ class AggregatorConfig(Recipe):
                 raise ConfigError(f"trusted_tokens.{island_id}", tokens, cure)
         if self.pace_spread < 1:
             raise ConfigError("pace_spread", self.pace_spread, "must be at least 1, 100 is usual")
+
+    @property
+    def trusts(self) -> bool:
+        """Whether agreement decides on weights, lengths and quarantine; where a rule of one's own does not."""
+        return self.trust and own_rule(self.merge) is None
 
     @property
     def ledger_segment_bytes(self) -> int:

@@ -8,8 +8,8 @@ Anything that takes time is an action whose completion is another event: ``Plant
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from broker.routing.resending import Carried
@@ -233,6 +233,8 @@ class Merge:
 
     With another ``version_codec`` than float32 the version is the one before plus a rounded difference. ``given_back``
     has the parameters of the version before, from a broker, where the store has lost bytes of it: they go there first.
+    A rule of one's own is to be asked before for ``factors`` of the weights, by cosines of all parts if it ``compares``
+    (:meth:`aggregator.interface.merge_rule.Question.factors`).
 
     Completion: :class:`Computed`, or :class:`MergeFailed`.
     """
@@ -244,12 +246,23 @@ class Merge:
     capped: bool = True
     version_codec: Codec = Codec.F32
     given_back: Payload | None = None
+    factors: Callable[[Sequence[float]], Sequence[float]] | None = None
+    compares: bool = False
+
+    def final_parts(self, cosines: Sequence[float]) -> tuple[Part, ...]:
+        """Returns the parts with their final weights: as they are, without a rule of one's own."""
+        if self.factors is None:
+            return self.parts
+        return tuple(
+            replace(part, staleness_weight=part.staleness_weight * factor)
+            for part, factor in zip(self.parts, self.factors(cosines), strict=True)
+        )
 
     @property
     def compared(self) -> tuple[int, ...]:
         """Returns the places of the parts to compare: all, or so many, others in each round."""
         count = len(self.parts)
-        if count <= MOST_COMPARED:
+        if count <= MOST_COMPARED or self.compares:
             return tuple(range(count))
         return tuple(sorted((self.round_id * MOST_COMPARED + i) % count for i in range(MOST_COMPARED)))
 

@@ -151,6 +151,19 @@ def merge_and_step(
     return outer_step.after(before, target), merged, target.finite
 
 
+def compare(tensors: Sequence[TensorSpec], parts: Sequence[Part], resources: Resources = PLAIN) -> tuple[float, ...]:
+    """Returns the cosines of any two parts, as :func:`merge_fragment` finds them on its way."""
+    _check(tensors, parts)
+    k, squares = len(parts), np.zeros(len(parts))
+    products = np.zeros(k * (k - 1) // 2)
+    for index, tensor in enumerate(tensors):
+        if tensor.size and tensor.kind is not Kind.FROZEN and k > 1:
+            sources = [Source(part.payload[index]) for part in parts]
+            found = fold(sources, None, 0, 1, tensor.size, Target(), resources.spread, products=products)
+            squares += found[:k, 0]
+    return _cosines(products, np.sqrt(squares))
+
+
 def _merged(
     tensors: Sequence[TensorSpec],
     parts: Sequence[Part],

@@ -15,7 +15,7 @@ import xxhash
 
 from aggregator.interface.events import Computed, Merge, Plant
 from aggregator.merge.fragment_state import FragmentState, Vector, seeded
-from aggregator.merge.kernels import MergedFragment, merge_and_step
+from aggregator.merge.kernels import MergedFragment, compare, merge_and_step
 from aggregator.merge.layout import NUMBERS, address_of
 from aggregator.merge.outer_step import OuterStep
 from aggregator.merge.passes import LARGEST_FINITE, PIECE, kernels
@@ -102,7 +102,7 @@ class Made(NamedTuple):
             fragment_id=fragment_id,
             fragment_version=self.state.version,
             digest=self.digest,
-            cosines=tuple(round(cosine, DIGITS) for cosine in self.cosines),
+            cosines=self.cosines,
             momentum_cosine=None if self.momentum_cosine is None else round(self.momentum_cosine, DIGITS),
         )
 
@@ -138,16 +138,18 @@ def merge(
         resources: Threads and memory.
 
     Raises:
+        ConfigError: A rule of one's own fails.
         LocalProtocolError: The outcome is not finite, though every contribution was: ``before`` cannot be right. The
             process ends; a standby may have better.
     """
+    known = _rounded(compare(tensors, action.parts, resources)) if action.compares else ()
     after, merged, finite = merge_and_step(
         tensors,
-        action.parts,
+        action.final_parts(known),
         before,
         outer_step,
         capped=action.capped,
-        compared=action.compared,
+        compared=() if action.compares else action.compared,
         kept=kept,
         resources=resources,
     )
@@ -161,7 +163,12 @@ def merge(
         what = f"version {after.version} of fragment {action.fragment_id}"
         raise LocalProtocolError(f"{what} would hold values that are not finite: nothing is made of them")
     digest = fragment_digest(made.state.params)
-    return made._replace(digest=digest, cosines=merged.cosines, momentum_cosine=merged.momentum_cosine), merged
+    cosines = known if action.compares else _rounded(merged.cosines)
+    return made._replace(digest=digest, cosines=cosines, momentum_cosine=merged.momentum_cosine), merged
+
+
+def _rounded(cosines: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(cosine, DIGITS) for cosine in cosines)
 
 
 def payload_of(tensors: Sequence[TensorSpec], state: FragmentState) -> tuple[Encoded, ...]:

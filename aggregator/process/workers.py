@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -256,7 +257,8 @@ class Workers:
             took_s=time.monotonic() - began_s,
         )
         if self._recorder is not None:
-            self._recorder.record(action, before, merged, made.state)
+            decided = replace(action, parts=action.final_parts(made.cosines))
+            self._recorder.record(decided, before, merged, made.state)
         durable.release()
         return made
 

@@ -9,8 +9,10 @@ alone: the brokers are asked for the version, whose name proves it, and the same
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from aggregator.interface.events import Commit, Computed, MergeFailed, Persist, Persisted, PersistFailed, Received, Send
 from aggregator.interface.notes import (
@@ -26,7 +28,7 @@ from aggregator.interface.notes import (
 from aggregator.rounds.publishing import Publishing
 from aggregator.rules.pacing import Pacer
 from aggregator.rules.trust import Agreement
-from aggregator.state.fragment import Stage
+from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.round import Round
 from aggregator.state.run import Run
 from broker.wire.messages import (
@@ -105,13 +107,14 @@ class Commits:
         if fragment.stage is not Stage.COMPUTING or run.phase is Phase.ENDED:
             return
         assert event.fragment_version == fragment.version + 1, (event, fragment.version)
-        round_ = fragment.round
+        round_, rule = fragment.round, dict[str, Any]()
         lasted_s = run.troubles.end(f"damaged {p}", run.now_s)
         if lasted_s is not None:
             run.note(VersionMended(fragment=p, version=fragment.version, after_s=round(lasted_s, 3)))
         if round_ is not None:
             if lasted_s is None:
                 run.interval.merging.done(fragment.closed_at_s, run.now_s)
+            rule = _asked(fragment, round_, event.cosines)
             self._book(p, round_)
             self._compare(event, round_)
             round_.release()
@@ -128,6 +131,7 @@ class Commits:
                 "data": run.data.books.slice(p),
                 # What directions have shown, once there is any: tapes of earlier releases have none.
                 **({"trust": run.trust.record(), "course": asdict(run.course)} if run.trust.rounds else {}),
+                **rule,
             }
             if p in run.moving
             else {},
@@ -161,7 +165,7 @@ class Commits:
         if found is None:
             return
         self._judge_course(found.level)
-        if not run.config.trust:
+        if not run.config.trusts:
             return
         for island_id, share in found.opposed.items():
             run.opposed(run.members[island_id], f"agreement {share:.0%} of the usual")
@@ -191,7 +195,7 @@ class Commits:
         """Takes another shard's weights and alarms of islands; quarantines those that it has quarantined."""
         run, said = self._run, event.envelope.message
         assert isinstance(said, Standings)
-        if said.shard == run.config.shard or not run.config.trust:
+        if said.shard == run.config.shard or not run.config.trusts:
             return
         known = [each for each in said.islands if run.members.get(each.island_id) is not None]
         rows = {each.island_id: (each.weight, each.alarms) for each in known}
@@ -263,6 +267,18 @@ class Commits:
             fragment=event.fragment_id, version=event.fragment_version, detail=event.detail, retry_s=PERSIST_RETRY_S
         )
         run.note(failed)
+
+
+def _asked(fragment: Fragment, round_: Round, cosines: Sequence[float]) -> dict[str, Any]:
+    """Multiplies weights by what a rule of one's own says; returns its part of the commit."""
+    if round_.question is None:
+        return {}
+    factors, fragment.rule_state = round_.question.answer(cosines)
+    round_.merged = tuple(
+        replace(m, staleness_weight=m.staleness_weight * factor, merge_weight=m.merge_weight * factor)
+        for m, factor in zip(round_.merged, factors, strict=True)
+    )
+    return {"rule": {"merge": round_.question.own.name, "state": json.loads(fragment.rule_state)}}
 
 
 def _mean_staleness(merged: Sequence[Merged]) -> float:

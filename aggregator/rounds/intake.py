@@ -174,7 +174,7 @@ class Intake:
         restarts = fragment.norms.restarts
         length = run.length(round_.fragment_id)
         findings = fragment.norms.judge(
-            samples, fleet, run.config.outlier_factor, length=length, levelled=run.config.trust
+            samples, fleet, run.config.outlier_factor, length=length, levelled=run.config.trusts
         )
         if fragment.norms.restarts > restarts:
             norms = {c.island_id: c.norm for c in young}

@@ -266,7 +266,7 @@ class Membership:
         """Says how an island's tensors differ from the run's, under its merge rule; empty if they agree."""
         manifest = self._run.manifest
         assert manifest is not None
-        return first_difference(manifest, merged_by(join.tensors, str(self._run.config.merge)))
+        return first_difference(manifest, merged_by(join.tensors, self._run.config.kernel))
 
     def _unused(self) -> bool:
         """Returns True if the fragments may still change: no version 0 is here, nor an island to supply it.

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from aggregator.interface.events import Merge, Part
 from aggregator.interface.leader_notes import BrokerBack
+from aggregator.interface.merge_rule import MergeRound, Offered, Question
 from aggregator.interface.notes import RoundCancelled, RoundClosed, RoundOpened, VersionsAdapted
 from aggregator.rounds.brokers import Outage
 from aggregator.rounds.intake import Intake
@@ -142,6 +143,9 @@ class Rounds:
             capped=run.config.caps,
             version_codec=self._version_codec(round_.fragment_id),
         )
+        round_.question = self._question(round_, fragment)
+        if round_.question is not None:
+            merge = replace(merge, factors=round_.question.factors, compares=round_.question.own.rule.compares)
         fragment.close(merge)
         run.emit(merge)
 
@@ -156,6 +160,32 @@ class Rounds:
         if down is not None:
             run.note(VersionsAdapted(codec=str(self._versions.codec), down=down))
         return self._versions.codec
+
+    def _question(self, round_: Round, fragment: Fragment) -> Question | None:
+        """Returns what a rule of one's own is to be asked, if the run has one."""
+        run = self._run
+        if run.rule is None:
+            return None
+        total = math.fsum(each.token_weight for each in round_.merged)
+        norms = {(c.island_id, c.incarnation, c.steps): c.norm or 0.0 for c in round_.contributions}
+        offered = tuple(
+            Offered(
+                island_id=m.island_id,
+                tokens=m.steps.tokens,
+                steps=m.steps.steps,
+                staleness=m.staleness,
+                share=m.token_weight / total if total else 0.0,
+                length=norms[m.island_id, m.incarnation, m.steps] * m.staleness_weight,
+            )
+            for m in round_.merged
+        )
+        asked = MergeRound(
+            shard=run.config.shard,
+            fragment_id=round_.fragment_id,
+            fragment_version=fragment.version + 1,
+            contributions=offered,
+        )
+        return Question(own=run.rule, round=asked, state=fragment.rule_state)
 
     def _weigh(self, round_: Round, fragment: Fragment) -> tuple[Part, ...]:
         """Fixes the weights of a closing round."""
@@ -181,7 +211,7 @@ class Rounds:
         present = {c.island_id for c in kept}
         live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
-        if run.config.trust:
+        if run.config.trusts:
             round_.trust = run.trust.factors(sorted(present))
         most, paces = run.claims.bounds(present) if run.config.caps else (None, None)
         found = weighed(

@@ -17,15 +17,15 @@ from broker.wire.messages import Codec, Demand, MergeRule, Pacing, Profile, Reci
 class OuterDefaults:
     """The merge rule and the outer step of a run that is not told otherwise."""
 
-    merge: MergeRule
+    merge: str
     outer_learning_rate: float
     outer_momentum: float
 
 
 #: Along rate / (1 - momentum) = 1 the loss with RDA is flat, from rate 1 without momentum to 0.5 with 0.5.
-ADAMW = OuterDefaults(merge=MergeRule.RDA, outer_learning_rate=0.7, outer_momentum=0.3)
+ADAMW = OuterDefaults(merge=MergeRule.RDA.value, outer_learning_rate=0.7, outer_momentum=0.3)
 #: RDA, with rate 1 and without momentum, is 1.1 % behind with four islands.
-MUON = OuterDefaults(merge=MergeRule.MEAN, outer_learning_rate=0.7, outer_momentum=0.5)
+MUON = OuterDefaults(merge=MergeRule.MEAN.value, outer_learning_rate=0.7, outer_momentum=0.5)
 
 
 def suited_to(inner_optimizer: str) -> OuterDefaults:
@@ -38,7 +38,7 @@ NO_LIMIT: Final = 1_000_000
 
 #: What the ancestors have in common. Their H is 500 (DiLoCo), 30 and 100 (Streaming); here it is that of the others.
 _ANCESTOR: Final[dict[str, Any]] = {
-    "merge": MergeRule.MEAN,
+    "merge": MergeRule.MEAN.value,
     "keep": 0.0,
     "staleness_exponent": 0.0,
     "max_staleness": NO_LIMIT,
@@ -58,7 +58,7 @@ _ANCESTOR: Final[dict[str, Any]] = {
 PROFILES: Final[Mapping[Profile, Mapping[str, Any]]] = {
     Profile.DECOUPLED: {},
     Profile.PAPER: {
-        "merge": MergeRule.RDA,
+        "merge": MergeRule.RDA.value,
         "outer_learning_rate": 0.7,
         "outer_momentum": 0.9,
         "keep": 0.0,

@@ -55,6 +55,7 @@ class Fragment:
     held_bytes: int = 0
     _held_of: dict[str, list[Admitted]] = field(default_factory=dict)  # by island
     norms: FragmentNorms = field(default_factory=FragmentNorms)
+    rule_state: str = "null"  #: of a merge rule of one's own, as JSON
     flushed: bool = False
     published_at_s: float | None = None  #: the newest version, to all brokers
     on_their_way: dict[int, float] = field(default_factory=dict)  #: versions that no broker has said it has, since when

@@ -45,7 +45,7 @@ def fragments_of(tensors: tuple[TensorSpec, ...], recipe: Recipe, config: Aggreg
             would have too long a name.
     """
     section_bytes = config.max_message_bytes or SECTION_BYTES
-    manifest = _packed(merged_by(tensors, str(recipe.merge)), recipe.fragments, section_bytes)
+    manifest = _packed(merged_by(tensors, recipe.kernel), recipe.fragments, section_bytes)
     for name, section in manifest.sections.items():
         if len(name) > MAX_TEXT:
             cure = "is cut, and no room is left in the names of its sections: rename it"

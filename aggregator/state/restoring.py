@@ -5,6 +5,7 @@ The run record is what :meth:`aggregator.state.run.Run.save` asks to be written;
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,6 +81,8 @@ def _restore_versions(run: Run, commits: Mapping[int, Commit]) -> None:
             run.ledger.restore(p, commit.ledger)
             if "norms" in commit.ledger:
                 fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
+            if commit.ledger.get("rule", {}).get("merge") == run.config.merge:
+                fragment.rule_state = json.dumps(commit.ledger["rule"]["state"])
     run.trust.restore(commit.ledger["trust"] for commit in commits.values() if "trust" in commit.ledger)
     run.course.restore(commit.ledger["course"] for commit in commits.values() if "course" in commit.ledger)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from aggregator.interface.merge_rule import Question
 from aggregator.rules.quorum import Decision, RoundView, Waits, decide, effective_quorum
 from aggregator.rules.trust import Agreement
 from broker.wire.messages import UNASKED, DataRange, Merged, Payload, TrainedOn
@@ -51,6 +52,7 @@ class Round:
     merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
     closed_because: str = ""
     trust: dict[str, float] = field(default_factory=dict)  #: by which islands were weighed; empty: by tokens alone
+    question: Question | None = None  #: to a merge rule of one's own, once closed
     momentum_cosine: float | None = None  #: of the merge and the momentum before it
     agreement: Agreement | None = None  #: that of the islands in it, once it is merged
     missing: list[str] = field(default_factory=list)  #: who was waited for when it closed

@@ -17,6 +17,7 @@ from typing import Any
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Action, Finished, Manifested, Note, SaveRun
 from aggregator.interface.leader_notes import AggregatorFinished, StoreBack
+from aggregator.interface.merge_rule import load
 from aggregator.interface.notes import IslandQuarantined, IslandReleased
 from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.ledger import Ledger
@@ -100,7 +101,7 @@ class Run:
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
         self.quarantine = Quarantine(config.quarantine_s, self.members.changed)
-        self.trust, self.course = Trust(), Course()
+        self.trust, self.course, self.rule = Trust(), Course(), load(config.merge)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.planted_digests: dict[int, str] = {}  # of version 0, once it is whole
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
@@ -417,7 +418,7 @@ class Run:
 
     def standings(self) -> dict[str, dict[str, Any]]:
         """Returns what each live island weighs and how far it agrees."""
-        return self.trust.shown(sorted(self.members.live_ids(self.now_s)), weighed=self.config.trust)
+        return self.trust.shown(sorted(self.members.live_ids(self.now_s)), weighed=self.config.trusts)
 
     # --- beginning --------------------------------------------------------------------------------------------
 

@@ -21,12 +21,13 @@ from typing import Any
 
 from aggregator.interface.config import NO_SHARES, AggregatorConfig
 from aggregator.interface.leader_notes import SettingChanged
+from aggregator.interface.merge_rule import load
 from aggregator.rules.recipes import begun_with
 from aggregator.state.records import manifest_from_rows
 from broker.base.errors import ConfigError
 from broker.base.settings import Scope, Setting, build, settings_of, typed
 from broker.wire.fragments import Kind
-from broker.wire.messages import RECIPE, MergeRule
+from broker.wire.messages import RECIPE, MergeRule, own_rule
 
 #: Their key in the run record.
 SETTINGS = "settings"
@@ -60,17 +61,27 @@ def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> Aggre
     known = {} if other else _known(record)  # of another run, all is wrong: which the loading says
     if not other and record is not None and record.get("manifest") is not None and not known.get("data_ahead_s"):
         raise ConfigError("data_ahead_s", 0.0, NO_SHARES)  # runs that are older than the setting, too
+    own, its = own_rule(given.get("merge")), own_rule(known.get("merge"))
+    if own and its and own.path == its.path:  # whoever gives a digest means that file, and whoever does not the run's
+        known["merge"] = f"{its.kernel}+{its.path}#{own.digest or its.digest}"
+        given = {**given, "merge": known["merge"]}
     for name, had in known.items():
         if _OF_RUN[name].scope is Scope.FIXED and given.get(name, had) != had:
             cure = f"the run has {_plain(had)}, from its beginning to its end: leave it out, or start another run"
             raise ConfigError(name, _plain(given[name]), f"{cure} (another --run, and another --store)")
-    return build(AggregatorConfig, begun_with({**known, **given}))
+    return _with_rule(build(AggregatorConfig, begun_with({**known, **given})))
 
 
 def completed(config: AggregatorConfig, record: Mapping[str, Any] | None) -> AggregatorConfig:
     """Returns settings whose recipe is as open as the run's: what is not given is as it has been settled."""
-    known = _known(record)
+    known, config = _known(record), _with_rule(config)
     return replace(config, **{name: known[name] for name in RECIPE if getattr(config, name) is None and name in known})
+
+
+def _with_rule(config: AggregatorConfig) -> AggregatorConfig:
+    """Returns settings in which a merge rule of one's own has its digest."""
+    found = load(config.merge)
+    return config if found is None else replace(config, merge=found.name)
 
 
 def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> list[SettingChanged]:
@@ -90,7 +101,7 @@ def _known(record: Mapping[str, Any] | None) -> dict[str, Any]:
     if "outer_momentum" in stored:  # of a release whose recipe had no merge rule: the manifest has it
         manifest = manifest_from_rows(record["manifest"])
         rda = any(tensor.kind is Kind.RDA for tensor in manifest.tensors().values())
-        stored.setdefault("merge", MergeRule.RDA if rda else MergeRule.MEAN)
+        stored.setdefault("merge", (MergeRule.RDA if rda else MergeRule.MEAN).value)
     return {name: typed(name, stored[name], each.type) for name, each in _OF_RUN.items() if name in stored}
 
 

@@ -87,7 +87,7 @@ def _related(cls: type[Any], values: dict[str, Any], rng: random.Random) -> dict
     if "answer_buffers" in values:
         values["answer_buffers"] %= 257
     if cls is Recipe:  # which checks its own relations
-        values = {"merge": values["merge"], "codec": values["codec"], "quorum": 1 + values["quorum"]}
+        values = {"merge": rng.choice((None, "rda", "a.b:C")), "codec": values["codec"], "quorum": 1 + values["quorum"]}
     return values
 
 

@@ -118,6 +118,7 @@ class Rederivation:
             return ""
         assert core.run.manifest is not None
         try:
+            action.final_parts(event.cosines)  # a rule of one's own is asked here, by what is on the tape
             before = partial(self._before, core, action)
             made = self._derived(core.run.manifest.fragments[p], action, before, event.digest, "on the tape")
             _check_cosines(event, made)
@@ -261,7 +262,7 @@ def _parts_of_row(row: Mapping[str, Any]) -> tuple[Part, ...]:
 
 def _parts(tensors: tuple[TensorSpec, ...], action: Merge, recorded: RecordedRound) -> tuple[Part, ...]:
     """Returns the decided parts with the recorded payloads, unless others were recorded."""
-    decided = facts_of(action.parts)
+    decided = facts_of(action.final_parts(()))
     if recorded.facts["parts"] != decided:
         raise _Contradiction(f"it holds the contributions {recorded.facts['parts']}, and {decided} were merged")
     return tuple(

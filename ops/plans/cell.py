@@ -60,7 +60,7 @@ class CellSettings:
     overlap: int = setting(2, "inner steps between capture and adoption (tau)")
     quorum: int = setting(1, "contributions that may close a round (K); 0 for all islands")
     grace_factor: float = setting(0.9, "share of the spare overlap time spent waiting for stragglers; 0 for no grace")
-    merge: MergeRule = setting(ADAMW.merge, "how pseudo-gradients of matrices are averaged")
+    merge: MergeRule = setting(MergeRule(ADAMW.merge), "how pseudo-gradients of matrices are averaged")
     keep: float = setting(1.0, "share of local progress that survives an adoption")
     mix: float = setting(0.5, "share of the local value that streaming islands keep on receipt (alpha)")
     outer_learning_rate: float = setting(ADAMW.outer_learning_rate, "of the outer Nesterov step")
@@ -149,7 +149,7 @@ class CellSettings:
             grace_factor=self.grace_factor,
             # Islands wait for nobody, so a round may take as long as the slowest island needs for H steps.
             round_timeout_s=max(30.0, 2 * self.sync_interval * slowest_s),
-            merge=self.merge,
+            merge=self.merge.value,
             keep=self.keep,
             outer_learning_rate=self.outer_learning_rate,
             outer_momentum=self.outer_momentum,

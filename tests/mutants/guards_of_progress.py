@@ -200,8 +200,8 @@ PROGRESS = (
         9,
         "an island that points against the others keeps its weight",
         "aggregator/rounds/rounds.py::Rounds._weigh",
-        "if run.config.trust:",
-        "if not run.config.trust:",
+        "if run.config.trusts:",
+        "if not run.config.trusts:",
         "unit/aggregator_rounds/test_trusted_weights.py::test_an_island_that_points_against_the_others_loses_its_weight_and_then_its_place",
     ),
     Mutant(

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.interface.config import AggregatorConfig
-from aggregator.interface.events import Merge
+from aggregator.interface.events import Computed, Merge
 from aggregator.merge.outer_step import make_outer_step
 from aggregator.merge.pieces import vector
 from aggregator.rules.quarantine import OFFENCES
@@ -173,23 +173,16 @@ def _moved(task: Task, by: float) -> Task:
     return replace(task, train=train, evaluate=evaluate) if by else task
 
 
-def weiszfeld(vectors: Vectors) -> Vectors:
-    """Returns the geometric median, eight steps of Weiszfeld from the mean (https://arxiv.org/abs/1912.13445)."""
-    median = vectors.mean(axis=0)
-    for _ in range(8):
-        near = 1 / np.maximum(np.linalg.norm(vectors - median, axis=1), 1e-12)
-        median = (near[:, None] * vectors).sum(axis=0) / near.sum()
-    return median
-
-
 def trimmed(vectors: Vectors) -> Vectors:
     """Returns the mean of each element without its smallest and largest fifth, one at least."""
     cut = max(1, len(vectors) // 5)
     return np.sort(vectors, axis=0)[cut:-cut].mean(axis=0) if len(vectors) > 2 * cut else vectors.mean(axis=0)
 
 
-#: Rules of others, which know nothing of who is who; at the length of an RDA, as ours: the mean of the lengths.
-RULES: Mapping[str, Callable[[Vectors], Vectors]] = {"weiszfeld": weiszfeld, "trimmed": trimmed}
+#: Rules of others, which know nothing of who is who; at the length of an RDA, as ours: the mean of the lengths. One
+#: that goes by products is the run's own merge rule; one that goes by elements makes a vector of its own.
+OWN: Mapping[str, str] = {"weiszfeld": "examples.geometric_median:GeometricMedian"}
+RULES: Mapping[str, Callable[[Vectors], Vectors]] = {"trimmed": trimmed}
 
 
 def merged_by(rule: Callable[[Vectors], Vectors], action: Merge) -> Merge:
@@ -210,7 +203,7 @@ class Candidate:
     """What is measured: trust, or a rule in its place.
 
     Attributes:
-        rule: Key of ``RULES``; empty: weights by tokens, and by trust if that is on.
+        rule: Key of ``OWN`` or ``RULES``; empty: weights by tokens, and by trust if that is on.
         trust: Whether trust is on.
         length: By which the length of each step is multiplied.
     """
@@ -221,7 +214,7 @@ class Candidate:
 
     def applied(self, action: Merge) -> Merge:
         """Returns the order to merge by this candidate."""
-        made = merged_by(RULES[self.rule], action) if self.rule else action
+        made = merged_by(RULES[self.rule], action) if self.rule in RULES else action
         parts = tuple(replace(part, staleness_weight=part.staleness_weight * self.length) for part in made.parts)
         return replace(made, parts=parts)
 
@@ -247,11 +240,12 @@ class Works(Training):
         made = super().aggregator()
         merge = made.merge
 
-        def weighed(action: Merge) -> str:
+        def weighed(action: Merge) -> Computed:
+            done = merge(self._candidate.applied(action))
             total = sum(part.token_weight for part in action.parts)
-            for part in action.parts:
+            for part in action.final_parts(done.cosines):
                 self.weights[part.island_id] += part.token_weight * part.staleness_weight / total if total else 0.0
-            return merge(self._candidate.applied(action))
+            return done
 
         made.merge = weighed  # type: ignore[method-assign]
         return made
@@ -283,6 +277,8 @@ def run(name: str, seed: int, steps: int = STEPS, *, candidate: Candidate = TRUS
     total_tokens = steps * islands * per_step
     plan = plan_of(cell, seed, total_tokens, per_step)
     changed = CALM | ({"trust": candidate.trust} if has_trust() else {})
+    if candidate.rule in OWN:
+        changed |= {"merge": OWN[candidate.rule]}
     planned = [
         replace(each, manner=liars[i - fleet.honest], honest_until_s=fleet.honest_share * steps)
         if i >= fleet.honest
@@ -392,7 +388,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--liar", nargs="+", choices=list(LIARS), help="only these (default: all)")
     parser.add_argument("--honest", nargs="*", choices=list(HONEST_FLEETS), help="fleets without a liar instead")
-    parser.add_argument("--rule", choices=list(RULES), default="", help="in the place of trust")
+    parser.add_argument("--rule", choices=[*OWN, *RULES], default="", help="in the place of trust")
     parser.add_argument("--length", type=float, default=1.0, help="multiplies the length of each step (default: 1)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     args = parser.parse_args()

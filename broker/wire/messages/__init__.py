@@ -44,6 +44,7 @@ from broker.wire.messages.recipe import (
     Pacing,
     Profile,
     Recipe,
+    own_rule,
     recipe_digest,
     recipe_line,
     recipe_of,

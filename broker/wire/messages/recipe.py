@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.base.errors import ConfigError
 from broker.base.settings import changeable, fixed
@@ -24,6 +25,32 @@ class MergeRule(StrEnum):
 
     RDA = "rda"  # length and direction apart
     MEAN = "mean"  # the plain weighted mean
+
+
+class OwnRule(NamedTuple):
+    """The name of a merge rule of one's own; a settled run has all three parts.
+
+    Attributes:
+        kernel: The :class:`MergeRule` that its factors are given to.
+        path: ``package.module:Class`` (:mod:`aggregator.interface.merge_rule`).
+        digest: 16 hex digits over its source file.
+    """
+
+    kernel: str
+    path: str
+    digest: str
+
+
+_OWN = re.compile(rf"(?:({'|'.join(MergeRule)})\+)?([A-Za-z_][\w.]*:[A-Za-z_]\w*)(?:#([0-9a-f]{{16}}))?", re.ASCII)
+
+
+def own_rule(merge: str | None) -> OwnRule | None:
+    """Returns the parts of a rule's name, empty where left out; None if the text names none.
+
+    It is ``[kernel+]package.module:Class[#digest]``.
+    """
+    found = _OWN.fullmatch(merge or "")
+    return None if found is None else OwnRule(*(part or "" for part in found.groups()))
 
 
 class Profile(StrEnum):
@@ -56,8 +83,10 @@ class Recipe:
     profile: Profile = fixed(
         Profile.DECOUPLED, "settings to begin with; those that are given win", subject="learning rule"
     )
-    merge: MergeRule | None = fixed(
-        None, "how pseudo-gradients of matrices are merged (default: by the inner optimizer)"
+    merge: str | None = fixed(
+        None,
+        "how pseudo-gradients of matrices are merged: rda, mean, or package.module:Class of a rule of your own "
+        "(default: by the inner optimizer)",
     )
     outer_learning_rate: float | None = changeable(
         None, "learning rate of the outer optimizer (default: by the inner optimizer)"
@@ -104,6 +133,9 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
+        if self.merge is not None and self.merge not in set(MergeRule) and own_rule(self.merge) is None:
+            cure = f"must be one of {', '.join(MergeRule)}, or package.module:Class of a rule of your own"
+            raise ConfigError("merge", self.merge, cure)
         for name in ("fragments", "sync_interval", "rounds_in_flight", "max_staleness"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
@@ -140,6 +172,12 @@ class Recipe:
     def codec_of_versions(self) -> Codec:
         """The number format of versions; with all but f32 they travel as differences."""
         return self.codec if self.version_codec is None else self.version_codec
+
+    @property
+    def kernel(self) -> str:
+        """The :class:`MergeRule` of a settled recipe, whose weights a rule of one's own may change."""
+        own = own_rule(self.merge)
+        return str(self.merge) if own is None else own.kernel
 
     @property
     def settled(self) -> bool:

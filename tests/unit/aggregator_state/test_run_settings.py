@@ -9,7 +9,7 @@ from aggregator.interface.leader_notes import SettingChanged
 from aggregator.state.run_settings import changes, recorded, settled
 from broker.base.errors import ConfigError
 from broker.base.settings import Scope, settings_of
-from broker.wire.messages import Codec, MergeRule, Pacing, Profile
+from broker.wire.messages import Codec, Pacing, Profile
 from tests.aggregator_hand import Desk
 from tests.taped import Taped
 from tests.unit.ops_inspect.test_replay import played
@@ -26,10 +26,10 @@ def record(config=FOUNDED, **changed):
 
 
 #: Of settings that are no numbers: a value that they do not have by default.
-OTHERS = {"pacing": Pacing.FIXED, "profile": Profile.PAPER, "merge": MergeRule.MEAN}
+OTHERS = {"pacing": Pacing.FIXED, "profile": Profile.PAPER, "merge": "mean"}
 OTHERS |= {"codec": Codec.F32, "version_codec": Codec.F32, "trusted_tokens": {"paris": 4096}}
 #: Of those that are open: what they may be given.
-GIVEN = {"merge": MergeRule.RDA, "version_codec": Codec.BF16, "trusted_tokens": {"paris": 8192}}
+GIVEN = {"merge": "rda", "version_codec": Codec.BF16, "trusted_tokens": {"paris": 8192}}
 
 
 def with_scope(scope):
