@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from broker.base.errors import ConfigError
 from broker.process.demands import demanded
-from broker.wire.messages import Codec, Demand, MergeRule, Pacing, Profile, Recipe
+from broker.wire.messages import Codec, Demand, MergeRule, Pacing, Profile, Recipe, own_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +125,12 @@ def settle(recipe: Recipe, inner_optimizer: str = "", demands: Sequence[Demand] 
     Versions travel as pseudo-gradients do.
 
     Raises:
-        ConfigError: A demand names no setting of a recipe, or a value that it cannot have.
+        ConfigError: A demand names no setting of a recipe, or a value that it cannot have, or that no island may bring.
     """
     suited = suited_to(inner_optimizer)
     wanted = {name: value for name, value in demanded(demands).items() if getattr(recipe, name) is None}
+    if own_rule(wanted.get("merge")):
+        cure = "a rule of one's own is the aggregator's to import: start it with --merge, or leave it out at the island"
+        raise ConfigError("merge", wanted["merge"], cure)
     open_ = {each.name: getattr(suited, each.name) for each in fields(suited) if getattr(recipe, each.name) is None}
     return replace(recipe, **{"version_codec": recipe.codec_of_versions} | open_ | wanted)

@@ -37,6 +37,7 @@ from aggregator.state.records import manifest_to_rows
 from aggregator.state.round import Round
 from aggregator.state.routes import Routes
 from aggregator.state.run_settings import SETTINGS, recorded
+from broker.base.errors import ConfigError
 from broker.process.demands import shown_inputs
 from broker.routing.resending import SILENT_S
 from broker.wire.fragments import FragmentManifest, shard_of
@@ -49,6 +50,7 @@ from broker.wire.messages import (
     Reason,
     Recipe,
     Roster,
+    own_rule,
     recipe_of,
     recipe_table,
 )
@@ -427,7 +429,14 @@ class Run:
         return recipe_table(self.config) | ({"inputs": shown_inputs(self.inputs)} if self.inputs else {})
 
     def adopt_manifest(self, manifest: FragmentManifest, recipe: Recipe) -> None:
-        """Fixes fragments and recipe of the run; what was fixed before must not have been used."""
+        """Fixes fragments and recipe of the run; what was fixed before must not have been used.
+
+        Raises:
+            ConfigError: The recipe, which is another shard's, has another merge rule of one's own.
+        """
+        if recipe.merge != self.config.merge and (own_rule(recipe.merge) or self.rule is not None):
+            cure = f"shard 0 has {recipe.merge}: start every shard with the same --merge, and the same file"
+            raise ConfigError("merge", self.config.merge, cure)
         self.manifest = manifest
         self.config = replace(self.config, **{name: getattr(recipe, name) for name in RECIPE})
         self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}

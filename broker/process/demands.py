@@ -14,7 +14,7 @@ from typing import Any
 
 from broker.base.errors import ConfigError
 from broker.base.settings import refuse_unknown, settings_of, typed
-from broker.wire.messages import Demand, Recipe
+from broker.wire.messages import Demand, Recipe, own_rule
 
 _SETTINGS = {each.name: each for each in settings_of(Recipe)}
 #: Before the name of an input, among demands. No setting has such a name.
@@ -97,10 +97,16 @@ def contradicted(recipe: Recipe, demands: Sequence[Demand]) -> str:
     """Says which demand a settled recipe does not meet, with both values; empty if it meets all."""
     for name, wanted in demanded(demands).items():
         has = getattr(recipe, name)
-        if wanted != has:
+        if wanted != has and not (name == "merge" and _is_part_of(wanted, has)):
             cure = "leave it out at the island, or start another run with it"
             return f"{name} is {wanted} at the island, and {has} in the run's recipe: {cure}"
     return ""
+
+
+def _is_part_of(wanted: str, has: str) -> bool:
+    """Returns True if a rule of one's own is the run's, as far as the demand names it."""
+    own, its = own_rule(wanted), own_rule(has)
+    return own is not None and its is not None and all(a in ("", b) for a, b in zip(own, its, strict=True))
 
 
 def _read(demand: Demand) -> Any:

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from aggregator.interface.events import Computed, Merge
+from aggregator.interface.events import Computed, Manifested, Merge
 from aggregator.interface.merge_rule import MAX_STATE_BYTES, MergeRound, Offered
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState
@@ -16,12 +16,13 @@ from aggregator.rounds.core import Aggregator
 from aggregator.state.run_settings import changes, settled
 from aggregator.store.tape import read_start, start_line
 from broker.base.errors import ConfigError
+from broker.process.demands import demands_of
 from broker.wire.fragments import Kind, TensorSpec
-from broker.wire.messages import Codec, own_rule
+from broker.wire.messages import AGGREGATOR, Codec, Reason, Refused, Roster, own_rule
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor
 from examples.geometric_median import GeometricMedian
-from tests.aggregator_hand import Desk, config, notes, of
+from tests.aggregator_hand import Desk, config, notes, of, sent
 from tests.unit.aggregator_rounds.test_rogues import ISLANDS, desk, play_round
 
 MEDIAN = "examples.geometric_median:GeometricMedian"
@@ -197,6 +198,26 @@ def test_a_replay_with_another_file_is_refused():
     line = json.loads(json.dumps(start_line(config(merge=f"rda+{MEDIAN}#{'0' * 16}"), 0.0, None, {}), default=str))
     with pytest.raises(ConfigError, match=rf"{'0' * 16}': the file .*geometric_median\.py here has digest"):
         Aggregator(**read_start(line))
+
+
+def test_an_island_may_ask_for_the_rule_that_the_run_has_and_cannot_bring_one():
+    named = settled({"run_id": "demo", "merge": MEDIAN}, None).merge
+    made = Desk(merge=MEDIAN)
+    for demand in (MEDIAN, named):
+        assert of(made.join("a", demands=demands_of({"merge": demand})), Manifested) or made.incarnations["a"] == 2
+    (refused,) = sent(made.join("b", demands=demands_of({"merge": f"{MEDIAN}#{'0' * 16}"})), Refused)
+    assert refused.reason == Reason.RECIPE
+    (refused,) = sent(Desk().join("a", demands=demands_of({"merge": "os:path"})), Refused)
+    assert "is the aggregator's to import: start it with --merge" in refused.detail
+
+
+@pytest.mark.parametrize("merges", [(MEDIAN, None), (None, MEDIAN)])
+def test_shards_of_one_run_have_the_same_rule(merges):
+    first, second = (Desk(shards=2, shard=i, fragments=2, merge=merge) for i, merge in enumerate(merges))
+    first.join("a")
+    roster = sent(first.log, Roster)[-1]
+    with pytest.raises(ConfigError, match="start every shard with the same --merge"):
+        second.say(AGGREGATOR, roster)
 
 
 # --- the example, and the merge -----------------------------------------------------------------------------------
