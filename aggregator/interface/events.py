@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from broker.routing.resending import Carried
@@ -246,7 +246,7 @@ class Merge:
     capped: bool = True
     version_codec: Codec = Codec.F32
     given_back: Payload | None = None
-    factors: Callable[[Sequence[float]], Sequence[float]] | None = None
+    factors: Callable[[Sequence[float]], Sequence[float]] | None = field(default=None, compare=False)
     compares: bool = False
 
     def final_parts(self, cosines: Sequence[float]) -> tuple[Part, ...]:
