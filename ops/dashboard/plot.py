@@ -69,8 +69,8 @@ class Contributors:
         if line.get("note") != "version.committed":
             return
         fields = line["fields"]
-        rows = [[each.get(name) for name in _CONTRIBUTION] for each in fields["contributions"]]
-        version = [fields["reason"], fields["digest"], fields["missing"], rows]
+        rows = [[each.get(name) for name in _CONTRIBUTION] for each in fields.get("contributions", ())]
+        version = [fields.get("reason", ""), fields.get("digest", ""), fields.get("missing", []), rows]
         self.versions[f"{fields['fragment']}:{fields['version']}"] = finite(version, digits=4)
         self._count += len(rows)
         while self._count > MAX_CONTRIBUTIONS and len(self.versions) > 1:

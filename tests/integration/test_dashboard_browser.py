@@ -193,9 +193,19 @@ def test_a_report_has_contributors_values_under_the_pointer_and_tables_that_sort
         assert page.get_attribute("#islands th[aria-sort=ascending]", "aria-sort") == "ascending"
 
         page.hover("#charts .u-over >> nth=0", position={"x": 100, "y": 60})
-        told = page.inner_text("#charts .readout >> nth=0")
-        assert re.search(r"at 0:\d\d.*fleet \d.*island-1 \d.*island-2 \d.*island-10 \d", told.replace("\n", " ")), told
+        assert re.match(r"at 0:\d\d", page.inner_text("#charts small >> nth=0"))
+        told = page.inner_text("#charts .readout >> nth=0").replace("\n", " ")
+        assert re.search(r"fleet \d.*island-1 \d.*island-2 \d.*island-10 \d", told), told
 
+        marks = [(1.0, "a", "silent"), (1.2, "b", "silent"), (30.0, "a", "heard"), (31.0, "b", "island.joined")]
+        told = [
+            {"at_s": at, "kind": "island", "island": who, "event": what, "text": f"{who} {what}"}
+            for at, who, what in marks
+        ]
+        assert page.evaluate("(marks) => eventsOf(marks).map(({ text }) => text)", told) == [
+            "2 islands fell silent, all came back",
+            "b island.joined",
+        ]
         page.focus("#gantt")
         page.keyboard.press("Enter")
         page.wait_for_selector("#detail[open] td:text-is('island-10')")

@@ -11,9 +11,12 @@ const state = {
 
 // --- numbers and times -------------------------------------------------------------------------------------------
 
-// Counts without digits; a figure that is too small for its digits as it is.
+const short = (x) => x.toLocaleString("en", { notation: "compact", maximumFractionDigits: 2 });
+
+// Counts without digits, long ones with a letter; a figure that is too small for its digits as it is.
 function figure(x, digits = 0) {
   if (x === null || x === undefined) return "–";
+  if (Math.abs(x) >= 1e7) return short(x);
   if (!digits || Math.abs(x) >= 1000) return Math.round(x).toLocaleString("en");
   return x !== 0 && Math.abs(x) < 0.5 * 0.1 ** digits ? x.toPrecision(2) : x.toFixed(digits);
 }
@@ -29,6 +32,13 @@ function clock(seconds) {
   const s = Math.max(0, Math.floor(seconds));
   const [h, m] = [Math.floor(s / 3600), Math.floor(s / 60) % 60];
   return h ? `${h}:${String(m).padStart(2, "0")}:${String(s % 60).padStart(2, "0")}` : `${m}:${String(s % 60).padStart(2, "0")}`;
+}
+
+function duration(seconds) {
+  if (seconds < 60) return `${Math.ceil(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  const [days, hours] = [Math.floor(minutes / 1440), Math.floor(minutes / 60) % 24];
+  return days ? `${days} d ${hours} h` : hours ? `${hours} h ${minutes % 60} min` : `${minutes} min`;
 }
 
 const percent = (part, digits = 0) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(digits)} %`);
@@ -103,23 +113,24 @@ function readOut(chart) {
   const parts = [];
   const say = (n, label, text) => {
     const part = element("span");
-    if (n) { const swatch = element("i"); swatch.style.background = chart.series[n].stroke(chart); part.append(swatch); }
-    part.append(`${label} `, element("b", text));
+    const swatch = element("i");
+    swatch.style.background = n ? chart.series[n].stroke(chart) : color("--accent");
+    part.append(swatch, `${label} `, element("b", text));
     parts.push(part);
   };
-  if (chart.cursor.idx !== null && chart.cursor.idx !== undefined) say(0, "at", clock(chart.data[0][at]));
   const shown = (x) => figure(x, Math.abs(x) < 10 ? CHARTS[chart.id].digits : 1 * (CHARTS[chart.id].digits > 0));
   const all = chart.series.map((series, n) => ({ series, n })).slice(1);
   const islands = all.filter(({ series, n }) => series.island && values[n] !== null);
   for (const { series, n } of all) if (!series.island && values[n] !== null) say(n, series.label, shown(values[n]));
   if (islands.length > FEW) {
     const found = islands.map(({ n }) => values[n]);
-    say(islands[0].n, `${found.length} islands`, `${shown(Math.min(...found))} to ${shown(Math.max(...found))}`);
+    say(0, `${found.length} islands`, `${shown(Math.min(...found))} to ${shown(Math.max(...found))}`);
   }
   for (const { series, n } of islands) if (islands.length <= FEW || n === chart.focused) say(n, series.label, shown(values[n]));
   const span = chart.scales.x.max - chart.scales.x.min;
-  const near = chart.cursor.idx && state.events.filter((each) => Math.abs(each.at_s - chart.data[0][at]) < span / 60).at(-1);
-  if (near) parts.push(element("span", near.text, near.kind));
+  const pointed = Number.isInteger(chart.cursor.idx);
+  const near = pointed && state.events.filter((each) => Math.abs(each.at_s - chart.data[0][at]) < span / 60).at(-1);
+  chart.pointed.replaceChildren(pointed ? `at ${clock(chart.data[0][at])} ` : "", near ? element("span", near.text, near.kind) : "");
   chart.readout.replaceChildren(...parts);
 }
 
@@ -128,9 +139,8 @@ function drawEvents(ctx, xOf, [left, top, width, height], ratio) {
   ctx.save();
   Object.assign(ctx, { font: `${10 * ratio}px system-ui, sans-serif`, textAlign: "left", textBaseline: "alphabetic" });
   let free = left;
-  for (const event of state.events) {
-    const x = xOf(event.at_s);
-    if (x < left || x > left + width) continue;
+  const seen = state.events.map((event) => [event, xOf(event.at_s)]).filter(([, x]) => x >= left && x <= left + width);
+  for (const [event, x] of seen) {
     ctx.fillStyle = color({ refusal: "--bad", fault: "--bad", silence: "--warn", leader: "--accent" }[event.kind] || "--soft");
     const wide = ctx.measureText(event.label).width + 4 * ratio;
     const labelled = x >= free && x + wide <= left + width;
@@ -138,7 +148,7 @@ function drawEvents(ctx, xOf, [left, top, width, height], ratio) {
       ctx.fillText(event.label, x + 3 * ratio, top + 9 * ratio);
       free = x + wide + 4 * ratio;
     }
-    ctx.globalAlpha = 0.45;
+    ctx.globalAlpha = Math.min(0.45, 8 / seen.length);
     ctx.fillRect(x, labelled ? top : top + 12 * ratio, ratio, height - (labelled ? 0 : 12 * ratio));
     ctx.globalAlpha = 1;
   }
@@ -163,21 +173,25 @@ function makeChart(id, place, only) {
   const card = element("section");
   card.title = spec.help ?? "";
   const [head, readout, plot] = [element("h2", spec.title), element("p", undefined, "readout"), element("div", undefined, "chart")];
+  Object.assign(plot, { role: "img", ariaLabel: `${spec.title} over the time of the run` });
+  const pointed = element("small");
+  head.append(pointed);
   card.append(head, readout, plot);
   place.append(card);
   const many = state.names.length > FEW;
+  const faint = Math.round(255 * Math.max(0.1, 10 / state.names.length)).toString(16).padStart(2, "0");  // as in #rrggbbaa
   const apart = id === "speed" && many;  // the fleet's sum would press its islands to the ground: they have an axis at the right, and the lower half
   const series = [{}];
   if (id === "metric") series.push({ label: "value", stroke: () => color("--good"), width: 1.5, points: { show: true, size: 6 } });
   else {
     state.names.forEach((label, i) => series.push({
-      label, island: true, scale: apart ? "each" : "y", stroke: (u) => color(many ? (only || u?.focused === i + 1 ? "--accent" : "--many") : `--i${i}`), width: only ? 2 : 1, points: { show: false }, show: !only || label === only,
+      label, island: true, scale: apart ? "each" : "y", stroke: (u) => (many ? color("--accent") + (only || u?.focused === i + 1 ? "" : faint) : color(`--i${i}`)), width: only ? 2 : 1, points: { show: false }, show: !only || label === only,
     }));
     series.push({ label: "fleet", stroke: () => color("--ink"), width: only ? 1 : 2, points: { show: false } });
     if (id === "loss") series.push({ label: "evaluated", stroke: () => color("--good"), width: 1, dash: [4, 4], points: { show: true, size: 6 } });
   }
   const axis = { stroke: () => color("--soft"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
-  const y = { ...axis, size: 46, gap: 4, values: (_, all) => all.map((x) => (Math.abs(x) >= 10000 ? `${+(x / 1000).toFixed(1)}k` : x.toLocaleString("en"))) };
+  const y = { ...axis, size: 46, gap: 4, values: (_, all) => all.map((x) => (Math.abs(x) >= 10000 ? short(x) : x.toLocaleString("en"))) };
   const range = (_, low, high) => (spec.zero ? [0, 1.08 * (high || 1)] : uPlot.rangeNum(low ?? 0, high ?? 1, 0.08, true));
   const scales = { x: { time: false, range: () => state.zoom ?? wholeSpan() }, y: { range } };
   if (apart) scales.each = { range: (_, low, high) => [0, 2 * (high || 1)] };
@@ -209,7 +223,7 @@ function makeChart(id, place, only) {
       }],
     },
   }, dataOf(id, only), plot);
-  Object.assign(chart, { readout, id, only, plot, card, head });
+  Object.assign(chart, { readout, pointed, id, only, plot, card, head });
   new ResizeObserver(() => { if (plot.clientWidth) chart.setSize({ width: plot.clientWidth, height: plot.clientHeight }); }).observe(plot);
   readOut(chart);
   return chart;
@@ -221,7 +235,7 @@ function chooseMetric(head, metrics) {
   choice.append(...metrics.map((each) => new Option(each)));
   choice.value = state.metric;
   choice.onchange = () => { state.metric = choice.value; showCharts(); };
-  head.append(choice);
+  head.firstChild.after(choice);
 }
 
 // Makes the charts that there are data for, anew when islands or metrics have come, and shows the newest values.
@@ -233,7 +247,7 @@ function showCharts() {
   const made = JSON.stringify([ids, state.names, metrics]);
   if ($("charts").dataset.made !== made) {
     for (const [key, chart] of Object.entries(charts)) if (!chart.only) { chart.destroy(); chart.card.remove(); delete charts[key]; }
-    Object.assign($("charts").dataset, { made, count: ids.length });
+    Object.assign($("charts").dataset, { made, count: ids.length, many: state.names.length > FEW });
     for (const id of ids) charts[id] = makeChart(id, $("charts"));
     if (charts.metric) chooseMetric(charts.metric.head, metrics);
   }
@@ -269,7 +283,7 @@ function showRounds() {
   const x = (t) => left + ((Math.min(Math.max(t, from), to) - from) / (to - from)) * (width - left);
   ctx.fillStyle = color("--soft");
   const every = Math.ceil(12 / lane);
-  for (let p = 0; p < lanes; p += every) ctx.fillText(String(p), 2, top + (p + 0.5) * lane + 4);
+  for (let p = 0; p < lanes && state.rounds.size; p += every) ctx.fillText(String(p), 2, top + (p + 0.5) * lane + 4);
   ctx.textAlign = "center";
   const step = STEPS_S.find((each) => (to - from) / each < width / 80) ?? to - from;
   for (let t = Math.ceil(from / step) * step; t <= to; t += step) if (x(t) > left + 14 && x(t) < width - 14) ctx.fillText(clock(t), x(t), height - 3);

@@ -29,7 +29,7 @@ function showFacts(frame) {
     ["loss", figure(losses.at(-1), 3), known.length > 1 ? `islands ${figure(Math.min(...known), 3)} to ${figure(Math.max(...known), 3)}` : ""],
     ["tokens per second", figure(speed), isOver() ? "in the last minute" : "over a minute"],
     ["islands", isOver() ? `${all.length}` : `${count("alive")} of ${all.length}`, silent && !isOver() ? `${silent} silent` : isOver() ? "took part" : "alive"],
-    ["versions", frame.fragments.length ? [...new Set([Math.min(...frame.fragments), Math.max(...frame.fragments)])].join("–") : "–", `of ${frame.fragments.length} fragments${leaders.length ? `, epoch ${Math.max(...leaders.map((each) => each.epoch))}` : ""}`],
+    ["versions", frame.fragments.length ? [...new Set([Math.min(...frame.fragments), Math.max(...frame.fragments)])].join("–") : "–", `${frame.fragments.length} fragments${leaders.length ? `, epoch ${Math.max(...leaders.map((each) => each.epoch))}` : ""}`],
   ];
   if (judged[0].length) facts.splice(1, 0, ["evaluated loss", figure(judged[1].at(-1), 3), `at ${clock(judged[0].at(-1))}`]);
   if (frame.curve[4].at(-1) !== undefined && frame.curve[4].at(-1) !== null) facts.push(["agreement", figure(frame.curve[4].at(-1), 2), "cosine of islands"]);
@@ -44,9 +44,10 @@ function showFacts(frame) {
   $("phase").textContent = PHASES[frame.phase] ?? frame.phase;
   $("phase").className = PHASES[frame.phase] ?? "";
   const { tokens, target_tokens: target } = frame;
+  const say = target >= 1e7 ? short : figure;
   const done = target ? Math.min(1, tokens / target) : null;
-  const left = target && speed && !isOver() && done < 1 ? `, about ${clock((target - tokens) / speed)} left` : "";
-  $("goal").replaceChildren(...(target ? [element("b", percent(Math.floor(100 * done) / 100)), ` ${figure(tokens)} of ${figure(target)} tokens${left}`] : [`${figure(tokens)} tokens, no target`]));
+  const left = target && speed && !isOver() && done < 1 ? `, about ${duration((target - tokens) / speed)} left` : "";
+  $("goal").replaceChildren(...(target ? [element("b", percent(Math.floor(100 * done) / 100)), ` ${say(tokens)} of ${say(target)} tokens${left}`] : [`${figure(tokens)} tokens, no target`]));
   document.title = `${target ? `${percent(Math.floor(100 * done) / 100)} ` : ""}${frame.run} – Atoll`;
   $("progress").hidden = !target;
   $("progress").ariaValueNow = Math.round(100 * done);
@@ -61,7 +62,7 @@ function noticeOf(frame, lost) {
   if (lost) return [true, `No answer from the server of this page since ${lost.at}. What is shown is from then; it is asked again and again.`];
   const troubles = [frame.failure, frame.gone, ...(frame.present?.totals?.troubles ?? [])].filter(Boolean);
   if (frame.present?.broker_is_silent && !isOver()) troubles.push("No broker writes to Redis: it has ended, or lost Redis.");
-  if (!troubles.length && frame.phase === "stopped") return [false, "The run was stopped before its end. `up --resume` goes on with it."];
+  if (!troubles.length && frame.phase === "stopped") return [false, "The run was stopped before its end. It can go on: up --resume, or hub, with its directory."];
   return [true, troubles.join("\n")];
 }
 
@@ -148,37 +149,41 @@ function showIslands() {
 
 const LABELS = {
   silence: "silent", "island.joined": "joined", "island.left": "left", "island.resumed": "back", "contribution.refused": "refused", "message.refused": "refused",
-  "join.refused": "not let in", "aggregator.started": "new leader", "aggregator.finished": "aggregator ended", "run.seeded": "training begins", "run.flushing": "training ends", "run.ended": "ended",
+  "join.refused": "not let in", "aggregator.started": "leader", "aggregator.finished": "aggregator ended", "run.seeded": "training begins", "run.flushing": "training ends", "run.ended": "ended",
   process: "restart", "fleet.diverging": "diverging", "round.cancelled": "round cancelled", "interval.changed": "interval",
 };
 const TOGETHER_S = 15;
+const FAINT_S = 60;  // silences of one island that are less apart are told together
 
 // Marks of one sort that come soon after each other are one event: a fleet that leaves, an island that comes and goes.
 function eventsOf(marks) {
-  const events = [];
+  const [events, silences] = [[], new Map()];
   for (const mark of marks) {
-    const sort = ["silent", "heard"].includes(mark.event) ? "silence" : mark.event || mark.kind;
-    const kind = sort === "silence" ? sort : mark.kind;
-    let event = events.slice(-20).findLast((each) => each.sort === sort && mark.at_s - each.marks.at(-1).at_s < TOGETHER_S);
-    if (!event) events.push(event = { sort, at_s: mark.at_s, kind, marks: [] });
+    const quiet = ["silent", "heard"].includes(mark.event);
+    const sort = quiet ? "silence" : mark.event || mark.kind;
+    const silence = silences.get(mark.island);
+    if (silence && ["heard", "island.joined", "island.resumed"].includes(mark.event)) silence.back.add(mark.island);
+    let event = quiet && silence && (mark.event === "heard" || mark.at_s - silence.marks.at(-1).at_s < FAINT_S) ? silence
+      : events.slice(-20).findLast((each) => each.sort === sort && mark.at_s - (quiet ? each : each.marks.at(-1)).at_s < TOGETHER_S);
+    if (!event) events.push(event = { sort, at_s: mark.at_s, kind: quiet ? sort : mark.kind, marks: [], back: new Set() });
+    if (quiet) silences.set(mark.island, event);
+    if (mark.event === "silent") event.back.delete(mark.island);
     event.marks.push(mark);
   }
-  for (const event of events) {
-    const last = event.marks.at(-1);
-    const islands = [...new Set(event.marks.map((mark) => mark.island))].filter(Boolean);
-    event.text = last.text;
-    if (event.sort === "silence" && islands.length > 1) {
-      const back = islands.filter((name) => event.marks.findLast((mark) => mark.island === name).event === "heard").length;
-      event.text = `${islands.length} islands fell silent, ${back === islands.length ? "all" : back} are heard again`;
-    } else if (event.sort === "silence") {
-      const times = event.marks.filter((mark) => mark.event === "silent").length;
-      if (times > 2) event.text = `${last.island} fell silent ${times} times; ${last.text.slice(last.island.length + 1)}`;
-    } else if (islands.length > 1 && last.text.startsWith(last.island)) {
-      event.text = `${islands.length} islands${last.text.slice(last.island.length)}`;
-    } else if (event.marks.length > 1) event.text += ` (${event.marks.length} such)`;
-    event.label = [islands.length > 1 ? `${islands.length} islands` : islands[0], LABELS[event.sort] ?? event.sort.split(".").at(-1).replaceAll("_", " ")].filter(Boolean).join(" ");
-  }
+  for (const event of events) Object.assign(event, wordsOf(event));
   return events;
+}
+
+function wordsOf({ sort, marks, back }) {
+  const last = marks.at(-1);
+  const names = [...new Set(marks.map((mark) => mark.island))].filter(Boolean);
+  const all = `${names.length} islands`;
+  let text = last.text + (marks.length > 1 ? ` +${marks.length - 1}` : "");
+  if (sort === "silence" && names.length > 1) text = back.size ? `${all} fell silent, ${back.size === names.length ? "all" : back.size} came back` : `${all} are silent`;
+  else if (sort === "silence") text = last.text + (back.size && last.event === "silent" ? ", and came back" : "");
+  else if (names.length > 1 && last.text.startsWith(last.island)) text = all + last.text.slice(last.island.length);
+  const label = LABELS[sort] ?? sort.split(".").at(-1).replaceAll("_", " ");
+  return { text, label: [names.length > 1 ? all : names[0], label].filter(Boolean).join(" ") };
 }
 
 function itemOf(event) {
