@@ -19,7 +19,7 @@ _SENTENCES = {
     "island.resumed": "{island} is connected again, and goes on at step {start_step}",
     "island.released": "{island} takes part again after its quarantine",
     "island.standing": "{island} makes no more steps",
-    "island.doubted": "claims of {island} are doubted: {detail}",
+    "island.doubted": "doubted: {detail}",
     "island.believed": "{island} is believed again",
     "message.refused": "{kind} of {sender} refused, {reason}: {detail}",
     "join.refused": "{island} may not join, {reason}: {detail}",

@@ -58,14 +58,20 @@ const FEW = 8;  // islands up to this have a colour of their own
 const sortable = (text) => text.toLowerCase().replace(/\d+/g, (digits) => digits.padStart(12, "0"));
 const inOrder = (names) => [...names].sort((a, b) => (sortable(a) < sortable(b) ? -1 : 1));
 
-function speeds(times, tokens) {
-  const over = 8;  // points, so that one slow heartbeat is no dent
-  return times.map((t, i) => {
-    const from = Math.max(0, i - over);
-    const [took, trained] = [t - times[from], tokens[i] - tokens[from]];
-    return took > 0 && trained >= 0 ? trained / took : null;
-  });
+// Tokens per second of some islands between two points, of each since it was first heard: what it had then is old.
+function speedOf(columns, from, to) {
+  const times = state.frame.curve[0];
+  let sum = null;
+  for (const tokens of columns) {
+    let i = from;
+    while (i < to && !tokens[i]) i++;
+    if (i < to && tokens[to] >= tokens[i]) sum += (tokens[to] - tokens[i]) / (times[to] - times[i]);
+  }
+  return sum;
 }
+
+// Over eight points, so that one slow heartbeat is no dent.
+const speeds = (columns) => state.frame.curve[0].map((_, i) => speedOf(columns, Math.max(0, i - 8), i));
 
 function ofIsland(name, field) {
   const i = state.frame.names.indexOf(name);
@@ -87,7 +93,7 @@ function evaluated(metric) {
 
 const CHARTS = {
   loss: { title: "Loss", digits: 3, fleet: (curve) => curve[1], island: (name) => ofIsland(name, 0) },
-  speed: { title: "Tokens per second", digits: 0, zero: true, fleet: (curve) => speeds(curve[0], curve[2]), island: (name) => speeds(state.frame.curve[0], ofIsland(name, 1)) },
+  speed: { title: "Tokens per second", digits: 0, zero: true, fleet: () => speeds(state.names.map((name) => ofIsland(name, 1))), island: (name) => speeds([ofIsland(name, 1)]) },
   agreement: { title: "Agreement of islands", digits: 2, help: "cosine of each island's direction with the others': 1 is the same, 0 unrelated, below 0 against them", fleet: (curve) => curve[4], island: (name) => ofIsland(name, 2) },
   metric: { title: "Evaluation", digits: 3 },
 };
@@ -181,18 +187,23 @@ function makeChart(id, place, only) {
   const many = state.names.length > FEW;
   const faint = Math.round(255 * Math.max(0.1, 10 / state.names.length)).toString(16).padStart(2, "0");  // as in #rrggbbaa
   const apart = id === "speed" && many;  // the fleet's sum would press its islands to the ground: they have an axis at the right, and the lower half
+  const points = { show: (u) => u.data[0].length < 3 };  // too few for a line
   const series = [{}];
   if (id === "metric") series.push({ label: "value", stroke: () => color("--good"), width: 1.5, points: { show: true, size: 6 } });
   else {
     state.names.forEach((label, i) => series.push({
-      label, island: true, scale: apart ? "each" : "y", stroke: (u) => (many ? color("--accent") + (only || u?.focused === i + 1 ? "" : faint) : color(`--i${i}`)), width: only ? 2 : 1, points: { show: false }, show: !only || label === only,
+      label, island: true, scale: apart ? "each" : "y", stroke: (u) => (many ? color("--accent") + (only || u?.focused === i + 1 ? "" : faint) : color(`--i${i}`)), width: only ? 2 : 1, points, show: !only || label === only,
     }));
-    series.push({ label: "fleet", stroke: () => color("--ink"), width: only ? 1 : 2, points: { show: false } });
+    series.push({ label: "fleet", stroke: () => color("--ink"), width: only ? 1 : 2, points });
     if (id === "loss") series.push({ label: "evaluated", stroke: () => color("--good"), width: 1, dash: [4, 4], points: { show: true, size: 6 } });
   }
   const axis = { stroke: () => color("--soft"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   const y = { ...axis, size: 46, gap: 4, values: (_, all) => all.map((x) => (Math.abs(x) >= 10000 ? short(x) : x.toLocaleString("en"))) };
-  const range = (_, low, high) => (spec.zero ? [0, 1.08 * (high || 1)] : uPlot.rangeNum(low ?? 0, high ?? 1, 0.08, true));
+  const range = (_, low, high) => {
+    if (spec.zero) return [0, 1.08 * (high || 1)];
+    const pad = high - low < 1e-6 * Math.abs(high) ? Math.abs(high) / 2 || 1 : 0;
+    return uPlot.rangeNum((low ?? 0) - pad, (high ?? 1) + pad, 0.08, true);
+  };
   const scales = { x: { time: false, range: () => state.zoom ?? wholeSpan() }, y: { range } };
   if (apart) scales.each = { range: (_, low, high) => [0, 2 * (high || 1)] };
   const chart = new uPlot({

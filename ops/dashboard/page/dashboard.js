@@ -11,10 +11,9 @@ const PHASES = { starting: "starting", seeding: "starting", running: "running", 
 const isOver = () => ["ended", "stopped"].includes(state.frame.phase);
 
 // Tokens per second over the last minute.
-function rate({ curve: [times, , tokens] }) {
+function rate({ curve: [times] }) {
   const from = Math.max(0, times.findIndex((t) => t >= times.at(-1) - 60));
-  const took = times.at(-1) - times[from];
-  return took > 0 ? Math.max(0, (tokens.at(-1) - tokens[from]) / took) : null;
+  return speedOf(state.names.map((name) => ofIsland(name, 1)), from, times.length - 1);
 }
 
 function showFacts(frame) {
@@ -60,7 +59,7 @@ function noticeOf(frame, lost) {
   if (lost && frame && isOver()) return [false, `The run has ${frame.phase}, and the server of this page with it: ${keeps}.`];
   if (lost?.goodbye) return [false, `The server of this page was stopped at ${lost.at}. What is shown is from then.`];
   if (lost) return [true, `No answer from the server of this page since ${lost.at}. What is shown is from then; it is asked again and again.`];
-  const troubles = [frame.failure, frame.gone, ...(frame.present?.totals?.troubles ?? [])].filter(Boolean);
+  const troubles = [frame.failure, frame.gone, ...(frame.present?.totals?.troubles ?? []).map((each) => each.replace(/^(for [^:]*): (.*)$/s, "$2 ($1)"))].filter(Boolean);
   if (frame.present?.broker_is_silent && !isOver()) troubles.push("No broker writes to Redis: it has ended, or lost Redis.");
   if (!troubles.length && frame.phase === "stopped") return [false, "The run was stopped before its end. It can go on: up --resume, or hub, with its directory."];
   return [true, troubles.join("\n")];
@@ -82,7 +81,7 @@ const COLUMNS = [
   ["state", "as its heartbeats say", (each) => ORDER.indexOf(each.state), (each) => each.state],
   ["loss", "of its training, lately", (each) => each.loss, (each) => figure(each.loss, 3)],
   ["steps", "inner steps made", (each) => each.step, (each) => figure(each.step), true],
-  ["step time", "of one inner step", (each) => each.step_time_s, (each) => (each.step_time_s === null ? "–" : each.step_time_s < 1 ? `${(1000 * each.step_time_s).toFixed(0)} ms` : `${each.step_time_s.toFixed(1)} s`), true],
+  ["step time", "of one inner step", (each) => each.step_time_s, (each) => (each.step_time_s === null ? "–" : each.step_time_s < 1 ? `${figure(1000 * each.step_time_s, each.step_time_s < 0.01 ? 1 : 0)} ms` : `${each.step_time_s.toFixed(1)} s`), true],
   ["in versions", "share of the versions made since it joined that have something of it", (each) => each.versions_in / (each.versions_of || 1), (each) => percent(each.versions_of ? each.versions_in / each.versions_of : null)],
   ["staleness", "of its newest contribution, in versions", (each) => each.staleness, (each) => figure(each.staleness, 2), true],
   ["agreement", "cosine of its direction with the other islands'", (each) => each.agreement, (each) => figure(each.agreement, 2), true],
@@ -317,17 +316,13 @@ function take(frame) {
 }
 
 async function poll() {
-  try {
-    const answer = await fetch(`frame?since=${state.changes}&wait`);
-    const frame = await answer.json();
-    state.lost = frame.last ? { goodbye: true, at: new Date().toLocaleTimeString() } : null;
-    take(frame);
-  } catch (error) {
-    if (!(error instanceof TypeError)) throw error;  // not one of the network
-    state.lost ??= { goodbye: false, at: new Date().toLocaleTimeString() };
-    showNotice();
-  }
+  const frame = await fetch(`frame?since=${state.changes}&wait`).then((answer) => answer.json()).catch(() => null);
+  const at = new Date().toLocaleTimeString();
+  if (frame) state.lost = frame.last ? { goodbye: true, at } : null;
+  else state.lost ??= { goodbye: false, at };
   setTimeout(poll, state.lost ? AGAIN_MS : 0);
+  if (frame) take(frame);
+  else showNotice();
 }
 
 // --- what a person does ------------------------------------------------------------------------------------------
