@@ -38,7 +38,7 @@ def needs_torch(words: Sequence[str]) -> bool:
 
 
 def wrong_option(words: Sequence[str]) -> str:
-    """Returns what is wrong with the options of a command line's task, by its source; empty if nothing is.
+    """Returns the fault of the task options on a command line, from the task's source; empty if none.
 
     The command itself says the same, but needs an environment first, which takes minutes. A task that is not found here
     may be in that.

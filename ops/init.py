@@ -247,7 +247,7 @@ def _door(fleet: Fleet, stem: str) -> dict[str, Any]:
 
 
 def _table(name: str, given: Mapping[str, Any], about: str, *, open_in: str = "", notes: Iterable[str] = ()) -> str:
-    """Returns a table: what is given, then as comments what may be."""
+    """Returns a TOML table: given settings, then all others as comments."""
     lines = [_commented(about), to_toml({name: given}).rstrip("\n")]
     if open_in:
         cls, names = _OPEN[open_in]

@@ -111,7 +111,7 @@ def program(directory: str | os.PathLike[str] = ".") -> str:
 
 
 def python_path() -> str:
-    """Returns the PYTHONPATH by which a child finds this program and what the user has named.
+    """Returns the PYTHONPATH for children: this program, and the user's own path.
 
     Not the current directory: there a user's file may have the name of a package of ours, or of one that we need. A
     child is started with -P, and calls :func:`find_modules_here`.
@@ -207,7 +207,7 @@ def build_once(environment: Path, lock: Path, links: Sequence[Path] = ()) -> Non
 
 
 def lock_digest(lock: Path) -> str:
-    """Returns what a finished environment's stamp says: the lock's SHA-256."""
+    """Returns the stamp of a finished environment: the lock's SHA-256."""
     return hashlib.sha256(lock.read_bytes()).hexdigest()
 
 
@@ -347,7 +347,7 @@ def _requirements(lock: Path) -> Iterator[tuple[str, str]]:
 
 
 def _run(title: str, command: Sequence[str]) -> str | None:
-    """Prints what a command does, and runs it; returns None, or its last lines if it failed."""
+    """Prints a command's purpose and runs it; returns None, or its last lines if it failed."""
     _say(title)
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     if os.path.expanduser("~") == "~":  # nobody's home: pip would make a folder of that name here, uv another one

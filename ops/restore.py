@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Restores the newest complete copy, or says what there is; returns the exit code.
+    """Restores the newest complete copy, or lists the copies; returns the exit code.
 
     Raises:
         ConfigError: The address cannot work, or the directory is in use.

@@ -55,7 +55,7 @@ class Column:
 
 
 class Fitted:
-    """A table that leaves out what has no room, column by column, and columns that are empty."""
+    """A table that leaves out empty columns, and columns without room."""
 
     def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[str | Text]]) -> None:
         """Takes a cell of each row for each column."""

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs what was asked for; returns 0 if all of it passed, else the first failure's exit status.
+    """Runs the chosen tests and gates; returns 0 if all passed, else the first failure's exit status.
 
     Raises:
         ConfigError: This is no checkout, the tools are not installed, or flags contradict each other.

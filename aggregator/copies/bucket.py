@@ -148,7 +148,7 @@ class Bucket:
 
     @contextmanager
     def _mapped(self, what: str, *, missing: bool = False) -> Iterator[None]:
-        """Turns errors of the library into Unavailable, with what was tried and the cure."""
+        """Turns errors of the library into Unavailable, with the operation and the cure."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         try:

@@ -211,7 +211,7 @@ def _download_one(bucket: Bucket, sets: list[CompleteSet], building: Path) -> Co
 
 
 class _Broken(Exception):
-    """An object is missing, or is not what was copied."""
+    """An object is missing or damaged."""
 
 
 def _download(bucket: Bucket, file: CopiedFile, path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Rules of copies in an object store: what is in a set, when one is made, what is deleted. Pure."""
+"""Rules of copies in an object store: contents of a set, times of copies, deletion. Pure."""

@@ -1,4 +1,4 @@
-"""Rules of copies: when one is made, what is deleted, what fits, how a restored run goes on. Pure.
+"""Rules of copies: when to make one, what to delete, which fit together, how to restore. Pure.
 
 Order of a copy: objects that are missing, commit files first; the file that makes a set of them; then what neither it
 nor the set before needs any more. So at every moment, whatever fails, the newest set names only what is there.
@@ -114,7 +114,7 @@ def shards_there(keys: Collection[str]) -> set[int]:
 
 
 def misplaced(keys: Collection[str], shards: int) -> str:
-    """Returns the reason not to copy a run of so many shards there, with a cure; empty if there is none."""
+    """Returns why a run with this number of shards must not be copied there, with a cure; empty if it may."""
     others = sorted(shards_there(keys) - {shards})
     if not others:
         return ""

@@ -189,7 +189,7 @@ class AggregatorConfig(Recipe):
         _ = self.liveness, self.brokers  # these check what concerns them
 
     def _check_claims(self) -> None:
-        """Checks what is believed of islands."""
+        """Checks the limits of believed claims."""
         for island_id, tokens in (self.trusted_tokens or {}).items():
             check_name("trusted_tokens", island_id)
             if not 1 <= tokens <= self.max_tokens_per_step:

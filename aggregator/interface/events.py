@@ -74,7 +74,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeFailed:
-    """Nothing was made: the version to go on from is not what was written. The core asks again later."""
+    """A merge failed, because the version before it is damaged. The core asks again later."""
 
     fragment_id: int
     fragment_version: int
@@ -149,7 +149,7 @@ class Stop:
 
 
 def refusal_of_ours(refused: Refused, broker: int) -> Fenced | NotLetIn | None:
-    """Returns what a broker's refusal of our message means; None where it is merely sent again."""
+    """Returns the meaning of a broker's refusal of our message; None if the message is just sent again."""
     if refused.reason is Reason.FENCED:
         return Fenced(broker=broker, kind=refused.kind, detail=refused.detail)
     if refused.reason is Reason.IMPLAUSIBLE and refused.kind == "attach":
@@ -260,7 +260,7 @@ class Merge:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """Returns the places of the parts to compare: all, or so many, others in each round."""
+        """Returns the indexes of the parts to compare: all, or ``MOST_COMPARED``, others in each round."""
         count = len(self.parts)
         if count <= MOST_COMPARED or self.compares:
             return tuple(range(count))
@@ -369,7 +369,7 @@ def known_of(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLineage:
-    """Give what the store has new versions, above ``above``, and start again under at least ``epoch``.
+    """Renumber the store's versions above ``above``, and start again under at least ``epoch``.
 
     The operator has ordered it (:mod:`aggregator.rounds.recovery`). Always followed by :class:`Finished`.
     """

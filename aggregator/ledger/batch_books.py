@@ -69,7 +69,7 @@ class BatchBooks:
         self._waiting = {key: batches for key, batches in self._waiting.items() if key[1] in blocks}
 
     def slice(self, fragment_id: int) -> dict[str, list[list[int]]]:
-        """Returns what was merged into one fragment, by block, as plain data for its commit."""
+        """Returns the batches merged into one fragment, by block, as plain data for its commit."""
         return {
             str(n): [list(i) for i in self._merged[fragment_id, n]]
             for n in sorted(n for p, n in self._merged if p == fragment_id)

@@ -150,12 +150,12 @@ class DataBlocks:
         return [] if self._of(island_id) else [self._give(island_id, batch_tokens, self._interval)]
 
     def leave(self, island_id: str) -> None:
-        """The first step of joining where there are several shards: what the island has is nobody's."""
+        """Takes an island's blocks away, the first step of its joining with several shards."""
         for n in self._of(island_id):
             self._end(n, "its island begins a new life")
 
     def settle(self, present: Sequence[Presence]) -> list[Dealt]:
-        """Ends blocks that nobody needs or trains, and gives others to those who begin their last one."""
+        """Ends blocks that are no longer needed or trained, and gives new ones to islands on their last one."""
         agreed = [n for n in self.nobodys() if self._free_at.get(n, math.inf) <= self._agreed_serial]
         dealt = [self._finish(n, self.decided[n], "every shard knows") for n in agreed]
         by_id = {p.island_id: p for p in present}
@@ -197,7 +197,7 @@ class DataBlocks:
         return min(MOST_BATCHES, max(math.ceil(self._interval / PIECES), math.ceil(self._block_s / step_time_s)))
 
     def _give(self, island_id: str, batch_tokens: int, batches: int) -> Dealt:
-        """Gives an island the next batches; what was lost goes before what is new."""
+        """Gives an island the next batches: the rests of ended blocks first, then new ones."""
         if self.unit is None:
             self.unit = batch_tokens
         tokens = (batch_tokens or self.unit) if self.unit else 1
@@ -229,7 +229,7 @@ class DataBlocks:
         return []
 
     def _finish(self, n: int, given: Given, because: str) -> Dealt:
-        """A block has ended in every shard: what was not trained of it is there to be given."""
+        """Frees the untrained rest of a block that has ended in every shard."""
         reached = max(given.from_batch, self.books.reached(n), self._elsewhere.get(n, 0))
         if reached < given.to_batch:
             insort(self.left, (reached * given.tokens, given.to_batch * given.tokens))
@@ -265,7 +265,7 @@ class DataBlocks:
         }
 
     def saved(self, serial: int) -> None:
-        """The run record of that serial is durable, in every shard: what it says may be told, the rest goes."""
+        """Notes that the run record of a serial is durable in every shard: islands may be told, old books go."""
         self._agreed_serial = serial
         while self._saving and self._saving[0][0] <= serial:
             self._may_tell(self._saving.pop(0)[1])
@@ -299,7 +299,7 @@ class DataBlocks:
         self._elsewhere[n] = max(batch, self._elsewhere.get(n, 0))
 
     def tenures(self) -> tuple[messages.Tenure, ...]:
-        """Returns who has what for other shards."""
+        """Returns all blocks and their islands, for other shards."""
         return tuple(
             messages.Tenure(
                 share=n, owner=g.owner, share_epoch=0, cursor=g.from_batch, to_batch=g.to_batch, batch_tokens=g.tokens
@@ -308,7 +308,7 @@ class DataBlocks:
         )
 
     def adopt(self, tenures: Iterable[messages.Tenure]) -> None:
-        """Takes over who has what from shard 0."""
+        """Takes over blocks and their islands from shard 0."""
         self._go_on_from(
             {
                 t.share: Given(owner=t.owner, from_batch=t.cursor, to_batch=t.to_batch, tokens=t.batch_tokens)
@@ -327,7 +327,7 @@ class DataBlocks:
     # --- telling ----------------------------------------------------------------------------------------------
 
     def told(self, island_id: str) -> tuple[Block, ...]:
-        """Returns what an island is told: its blocks, those that it trains first in front."""
+        """Returns an island's blocks, in the order in which it trains them."""
         own = ((n, self.durable[n]) for n in sorted(self._told.get(island_id, ())))
         return tuple(Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own)
 

@@ -67,7 +67,7 @@ class Participation:
 
     @property
     def staleness(self) -> float | None:
-        """Mean staleness of what was merged, in versions; None before the first."""
+        """Mean staleness of merged contributions, in versions; None before the first."""
         return self.staleness_sum / self.rounds.total() if self.rounds else None
 
     @classmethod
@@ -255,7 +255,7 @@ class Ledger:
         return self._trained_tokens
 
     def counted_tokens(self) -> int:
-        """Those of them that count towards the end of the run, and for schedules."""
+        """Trained tokens that count towards the end of the run, and for schedules."""
         return self.trained_tokens() - self._doubted_tokens
 
     def books(self, island_id: str | None = None) -> Books:
@@ -332,7 +332,7 @@ class Ledger:
         return {island_id: self._rows[island_id] for island_id in self._lives}
 
     def recall(self, counters: Mapping[str, Mapping[str, list[Any]]]) -> None:
-        """Reads :meth:`counters` back, over what the slices say; the furthest hold."""
+        """Restores :meth:`counters`; the furthest of these and the slices' values count."""
         for island_id, lives in counters.items():
             if lives.get(PAST, [0])[0]:
                 self._recall_past(island_id, lives[PAST])

@@ -50,7 +50,7 @@ class Account:
         return max([self.merged_to, *((r.to_step, r.to_tokens) for r in self.waiting.values())])
 
     def merge(self, steps: StepRange) -> None:
-        """Moves what waits to what is merged."""
+        """Moves waiting tokens to the merged ones."""
         del self.waiting[(steps.from_step, steps.to_step)]
         self.merged.add(steps.from_step, steps.to_step)
         self.merged.close_gaps(MOST_INTERVALS, self._waits)  # with keep = 0 each adoption drops steps, and leaves one

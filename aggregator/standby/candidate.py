@@ -1,4 +1,4 @@
-"""A standby aggregator: it follows the commits of whoever leads, and leads when it may. Pure.
+"""A standby aggregator: it follows the leader's commits, and takes over when it may. Pure.
 
 ::
 
@@ -223,7 +223,7 @@ class Candidate:
         self._actions.append(Keep(message=message))
 
     def _vetted(self, message: Replica | ReplicaRun) -> bool:
-        """Whether this store may follow whoever sent that: its run record has to come first, and to say so."""
+        """Returns whether this store may follow the sender: its run record must have come, and allow it."""
         if message.epoch == self._vetted_epoch:
             return True
         if not isinstance(message, ReplicaRun) or self._keeping:
@@ -254,7 +254,7 @@ class Candidate:
         self._follow()
 
     def _follow(self) -> None:
-        """Says what is here; the epoch is that of the leader, as soon as anything of it is durable."""
+        """Returns this store's state for ``follow``; the epoch is the leader's once anything of it is durable."""
         serial = max(0, self._run[1])
         known = self._run[0] if self._run[1] >= 0 else 0  # a record of an earlier life says nothing of its serial
         self._actions.append(
@@ -375,7 +375,7 @@ class Candidate:
         return ""
 
     def _newer_store(self, brokers: list[Following], among: frozenset[str] | None) -> str:
-        """Says which other standby has a newer store; of those that may lead, where the lease says who may."""
+        """Returns the other standby with a newer store, among those in sync if the lease names any."""
         own = newness(self._made_under, self._says)
         for following in brokers:
             other = following.newest

@@ -103,7 +103,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
-    """Lead from here on, under this epoch, from what the store holds.
+    """Lead from now on, under this epoch, from the store's versions.
 
     Attributes:
         founding: Where no lease vouches for it; else None.

@@ -278,7 +278,7 @@ class Replication:
     # --- what follows -------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[ReplicationAction]:
-        """Does what has fallen due; returns what to do, in order."""
+        """Handles deadlines; returns the actions in order."""
         self._advanced_at_s = now_s
         while self._saved and now_s >= self._saved[0][1] + self._lag_s:
             self._due_serial = max(self._due_serial, self._saved.popleft()[0])
@@ -375,7 +375,7 @@ class Replication:
         )
 
     def _lagging(self, now_s: float) -> frozenset[str]:
-        """For whom something that this store has waits too long."""
+        """Returns the standbys for which a durable commit waits too long."""
         late: set[str] = set()
         for name in self.required:
             standby = self._standbys.get(name)

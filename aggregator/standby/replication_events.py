@@ -12,7 +12,7 @@ from broker.wire.messages import Follow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """The store of this process has done, or failed to do, what the core asked for."""
+    """The store of this process has completed, or failed, an action of the core."""
 
     event: Completion
 
@@ -70,7 +70,7 @@ class ReplicateRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renew:
-    """Renew the lease and say who is in sync. Completion: :class:`Renewed` or :class:`RenewFailed`."""
+    """Renew the lease with the in-sync set. Completion: :class:`Renewed` or :class:`RenewFailed`."""
 
     in_sync: tuple[str, ...]
 

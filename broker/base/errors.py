@@ -85,7 +85,7 @@ class ConfigError(AtollError):
 
 
 class Unavailable(AtollError):
-    """Redis, the disk or the network did not do what was asked; unless ``definite`` it may have happened."""
+    """Redis, the disk or the network failed; unless ``definite`` the operation may have happened."""
 
     def __init__(self, message: str, *, definite: bool) -> None:
         self.definite = definite

@@ -1,4 +1,4 @@
-"""Counts what each connection of a port brings in against what it delivers. Pure.
+"""Compares the bytes that each connection brings in with the messages that it delivers. Pure.
 
 ZeroMQ bounds a frame (MAXMSGSIZE), not a message: a message is handed over when its last frame has come, and until then
 its frames lie in memory that nobody counts. A peer that never sends the last frame would fill the machine, and so would
@@ -150,7 +150,7 @@ class Connections:
         self._drained = True
 
     def delivered(self, fd: int, nbytes: int = 0, frames: int = 0) -> None:
-        """A whole message came over a connection, of so many bytes in so many frames."""
+        """Notes a whole message over a connection, with its bytes and frames."""
         connection = self._open.get(fd)
         if connection is not None:
             connection.read_bytes += nbytes + FRAME_BYTES * frames

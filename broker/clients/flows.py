@@ -39,7 +39,7 @@ MOST_GONE = 4096
 
 
 class Put(Enum):
-    """What has become of frames that were to be handed to a connection."""
+    """The outcome of handing frames to a connection."""
 
     TAKEN = auto()
     FULL = auto()  #: it takes none now: to be tried again in a moment
@@ -77,7 +77,7 @@ class Bonds:
         return self._others[first][subflow] if subflow else first
 
     def bind(self, peer: bytes, bond: heads.Bond, key: str) -> bool:
-        """Takes in what a connection says of itself, under a public key; returns whether it is so from now on."""
+        """Handles a connection's introduction, under a public key; returns whether it is accepted."""
         name = key, bond.nonce
         if bond.subflow == 0:
             if name in self._firsts or peer in self._names or peer in self._part_of:
@@ -138,7 +138,7 @@ class Flows:
     def take(
         self, peer: bytes, fd: int | None, frames: list[Buffer], now_s: float, key: str = ""
     ) -> list[list[Buffer] | Refused]:
-        """Takes in what came over a connection, under a public key; :meth:`go_on` is to follow.
+        """Handles frames from a connection, under a public key; call :meth:`go_on` after it.
 
         Returns:
             The messages that are whole now, and why something is not taken in.
@@ -196,7 +196,7 @@ class Flows:
         return self._partial_bytes + self._kept_bytes
 
     def _count(self, flow: _Flow, now_s: float) -> None:
-        """Counts what has come over a connection, and makes room where that is too much."""
+        """Counts bytes from a connection, and frees memory if they are too many."""
         flow.heard_s = now_s
         self._recount(flow, flow.incoming.partial_bytes)
         if self.partial_bytes > self._most_bytes:
@@ -212,7 +212,7 @@ class Flows:
         flow.counted_bytes = nbytes
 
     def ended(self, fd: int, now_s: float) -> list[Unreachable]:
-        """A connection has ended: what was on its way over it is lost, but for what came, for the next one."""
+        """Handles the end of a connection: messages under way are lost; received chunks stay for the next one."""
         if self._overtaken[fd]:
             self._overtaken[fd] -= 1
             return []
@@ -220,7 +220,7 @@ class Flows:
         return [] if peer is None or peer in self._gone else self._lost(peer, now_s)
 
     def send(self, send: Send, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
-        """Takes a message in, and sends what may go; returns what has become of messages."""
+        """Queues a message and sends what credit allows; returns the outcomes of messages."""
         if send.peer in self._gone:
             return [_failed(Unreachable, send)]
         flow, urgent = self._of(send.peer), is_urgent(send.envelope.message)

@@ -34,7 +34,7 @@ class Families:
         self.all: list[Family] = []
 
     def gauge(self, name: str, help: str, values: Values, *labels: str) -> None:
-        """Adds what may rise and fall: a value, or one for each value of the label (a tuple of several).
+        """Adds a gauge: one value, or one for each value of the label (a tuple of several).
 
         Values of None are left out; ``name`` comes without the prefix.
         """

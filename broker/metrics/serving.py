@@ -86,7 +86,7 @@ class MetricsServer:
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Ends it; who is being answered may go away empty."""
+        """Ends the server; requests under way may get no answer."""
         self._forget()
         self._server.shutdown()
         self._server.server_close()

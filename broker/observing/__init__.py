@@ -1,1 +1,1 @@
-"""Observers: status of a run through its broker, for who cannot reach Redis."""
+"""Observers: status of a run through its broker, where Redis cannot be reached."""

@@ -91,7 +91,7 @@ class ObservedRun:
         return events[:count]
 
     async def read_version(self, fragment_id: int, version: int | None) -> KeptVersion:
-        """Reads who is in a version of a fragment, None: in its newest one; raises as :meth:`read` does."""
+        """Returns the contributors of a fragment's version, None: the newest; raises as :meth:`read` does."""
         question = Observe(about=Inquiry.VERSION, fragment_id=fragment_id, fragment_version=version)
         return unpack_version(await self._ask(question))
 

@@ -323,7 +323,7 @@ def packed(message: HostMessage, buffers: Sequence[Buffer] = ()) -> list[Buffer]
 
 
 def unpacked(frames: Sequence[Buffer]) -> tuple[Any, tuple[memoryview, ...]]:
-    """Returns a message and its buffers, as views of what came.
+    """Returns a message and its buffers, as views of the received frames.
 
     Raises:
         ValueError, TypeError, KeyError, and errors of msgpack and of the schema: It is no message.

@@ -186,7 +186,7 @@ class Reference:
         return self.flaw
 
     def capture(self, local: Sequence[Array], codec: Codec, *, feedback: bool = True) -> tuple[Encoded, ...]:
-        """Returns the encoded pseudo-gradient and advances the reference by what was encoded.
+        """Returns the encoded pseudo-gradient, and advances the reference by the encoded values.
 
         Nothing where :attr:`flaw` says that the reference is corrupt, as it may turn out here.
 

@@ -117,7 +117,7 @@ def is_key(dtype: Any) -> bool:
 
 
 def is_carried(dtype: Any) -> bool:
-    """Whether the bytes of an array are its elements, and none point to elsewhere: what a file may hold."""
+    """Returns whether an array's bytes are its elements, without pointers, so that a file can hold it."""
     if is_key(dtype):  # saved as its data
         return True
     try:
@@ -171,7 +171,7 @@ _CURSOR = "must be a cursor: a whole number from 0, or None"
 
 
 def mapping(field: str, value: Any) -> dict[str, Any]:
-    """Returns patterns with what they stand for; None has none.
+    """Returns patterns with their values; an empty mapping for None.
 
     Raises:
         ConfigError: It is no mapping, or one of its keys is no text.

@@ -152,7 +152,7 @@ class IslandConfig:
 
 
 def refusal(reason: str, cure: str, config: IslandConfig, island_id: str) -> AtollError:
-    """Returns what an island cannot go on with, as an error of the setting that would have to change."""
+    """Returns a refusal that ends the island as an error of the setting that has to change."""
     match reason:
         case Reason.RUN_ENDED:
             return RunEnded(f"run {config.run_id} has ended: {cure}")

@@ -1,4 +1,4 @@
-"""The installed command ``atoll``, and what is wrong where another package has a name of ours. Shell.
+"""The installed command ``atoll``; detects other packages with a name of ours. Shell.
 
 ``ops`` and ``broker`` are names of other distributions on package indexes, too. Installed beside ours they share its
 folders, and whichever came last has overwritten files of the other without a word. Nothing here needs them: only the
@@ -21,7 +21,7 @@ _AGAIN = "install Atoll again with --force-reinstall --no-deps, into an environm
 
 
 def main() -> int:
-    """Runs :func:`ops.cli.main` as ``atoll``; if it cannot be imported, first says what is in its way."""
+    """Runs :func:`ops.cli.main` as ``atoll``; if it cannot be imported, explains why."""
     try:
         cli = importlib.import_module("ops.cli")
     except Exception:
@@ -52,7 +52,7 @@ def say_fault() -> None:
 
 
 def fault() -> tuple[str, str] | None:
-    """Returns what is wrong with the four packages as they are found here, and the cure; None: nothing is.
+    """Returns the fault of our four installed packages and its cure; None if there is none.
 
     Distributions are compared by the files that they say they have installed. A checkout that comes first on the path
     shares no folder with any of them.

@@ -57,7 +57,7 @@ class Adoption:
     # --- wanted -----------------------------------------------------------------------------------------------
 
     def want(self, now_s: float, actions: list[Action]) -> None:
-        """Tells the broker what is here: it sends what is newer."""
+        """Tells the broker the versions that are here; it sends newer ones."""
         self._want.tried(now_s)
         self._stands = True
         versions = tuple(-1 if f.without_base else f.newest for f in self._training.fragments.values())
@@ -71,7 +71,7 @@ class Adoption:
         self.want(now_s, actions)
 
     def want_again(self, now_s: float, actions: list[Action]) -> None:
-        """Asks once more for what is lacking, where it is time."""
+        """Asks again for missing versions, if it is time."""
         lacked, lacking = self._lacked, self.lacking
         self._lacked = lacking
         if lacking and not lacked and self._stands:  # so it is on its way by now
@@ -93,7 +93,7 @@ class Adoption:
     # --- adopted ----------------------------------------------------------------------------------------------
 
     def arrived(self, version: Version, flaw: str, now_s: float, actions: list[Action]) -> bool:
-        """Takes a version that is newer than what is here, and whole; returns whether it did."""
+        """Takes a version if it is whole and newer than the present one; returns whether it did."""
         fragment = self._training.fragments.get(version.fragment_id)
         if fragment is None or version.fragment_version <= fragment.newest:
             return False
@@ -114,7 +114,7 @@ class Adoption:
         return True
 
     def prepare(self, fragment: Fragment, actions: list[Action]) -> None:
-        """Has the version that has arrived prepared, unless the fragment does something else."""
+        """Orders the preparation of an arrived version, unless the fragment is busy."""
         training = self._training
         if fragment.stage is not Stage.IDLE:
             return
@@ -156,7 +156,7 @@ class Adoption:
         return training.at.step < fragment.handed.step + recipe.overlap - 1
 
     def prepared(self, fragment_id: int, *, overwrites: bool) -> bool:
-        """A version can be installed at the next boundary; returns whether it mends what is corrupt.
+        """Notes that a version can be installed at the next boundary; returns whether it repairs corruption.
 
         Args:
             fragment_id: Of the version.
@@ -206,7 +206,7 @@ class Adoption:
             training.refreshed()
 
     def end(self, now_s: float, actions: list[Action]) -> None:
-        """The run is over, and training has stopped: what was never merged gives way to the global parameters.
+        """Replaces unmerged progress by the global parameters, after the run's end.
 
         Such is the progress of an island that was away during the flush and got the last versions before it heard of
         the end, or whose last contribution was refused. Where nobody is left who would tell of anything, it stays.
@@ -246,7 +246,7 @@ class Adoption:
         self._ask_at_once()  # the version wanted may be one that is here already
 
     def _replace_stale(self, p: int) -> None:
-        """Takes a fragment's global parameters if what was trained since would be refused as too old, too.
+        """Takes a fragment's global parameters if the progress since would be refused as too old, too.
 
         Else nothing is lost but what was refused: it is in the reference value, and so leaves the local parameters with
         the next version; not so where they are mixed with that. What is being captured is judged by itself.

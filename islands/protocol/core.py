@@ -140,7 +140,7 @@ class Island:
 
     @property
     def incarnation(self) -> int:
-        """Which life of its id this is; 0 while it is no member."""
+        """The number of this life of the island; 0 before it is a member."""
         return self._member.incarnation
 
     @property
@@ -195,7 +195,7 @@ class Island:
         )
 
     def pause(self, run_id: str, sequence: int) -> Paused | None:
-        """Returns what the next process needs to go on with this life (:meth:`.hand_over.HandOver.paused`)."""
+        """Returns the state for the next process of this life (:meth:`.hand_over.HandOver.paused`)."""
         return self._hand_over.paused(run_id, sequence) if self.joined else None
 
     @property
@@ -344,7 +344,7 @@ class Island:
         self._adoption.want_anew(now_s, actions)
 
     def _resume(self, welcome: Welcome, now_s: float, actions: list[Action]) -> None:
-        """Goes on where an earlier process of this life stood; if it is another life, what was kept is lost."""
+        """Continues an earlier process's life; if the run has begun another life, kept contributions are lost."""
         paused, self._paused = self._paused, None
         if paused is None:
             return
@@ -371,7 +371,7 @@ class Island:
         self._adoption.want_again(now_s, actions)
 
     def _bulk_broke(self, now_s: float, actions: list[Action]) -> None:
-        """There is another bulk connection, and what was on its way is lost.
+        """Notes a new bulk connection: messages under way over the old one are lost.
 
         The broker knows it by what is said over it: until then it has nowhere to send versions to.
         """
@@ -392,7 +392,7 @@ class Island:
     def _corrupted(
         self, event: Captured | Prepared | Corrupted, now_s: float, actions: list[Action], *, mends: bool = False
     ) -> None:
-        """Mends what was found corrupt, if anything was, and says so at once: soon it is mended."""
+        """Repairs corrupt fragments, and reports them before they are repaired."""
         if event.flaw:
             self._adoption.corrupted(event.fragment_id, event.flaw, now_s, actions, mends=mends)
             self._member.beat_besides()

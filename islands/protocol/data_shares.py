@@ -72,7 +72,7 @@ class DataShare:
     _elsewhere: LocalProtocolError | None = field(default=None, repr=False)  # who goes on with the share is not here
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        """Returns what a copy is made of; an island's share has none, as only the island moves it on.
+        """Refuses copies: only the island itself may move its share on.
 
         Raises:
             LocalProtocolError: It is an island's.
@@ -223,5 +223,5 @@ class Trail:
         )
 
     def forget(self, before_step: int) -> None:
-        """Drops what is known of steps that nobody asks about any more."""
+        """Drops the data ranges of steps that are no longer needed."""
         del self._runs[: bisect_right(self._runs, before_step, key=lambda run: run[0] + run[2])]

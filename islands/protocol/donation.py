@@ -204,7 +204,7 @@ class Receiver:
         self._silent_at_s = now_s + max(self._wait_s, SILENT_PAUSES * self._pauses.pause_s)
 
     def _wrong(self, part: StatePart) -> str:
-        """Says what is wrong with a part; empty if nothing is."""
+        """Returns the flaw of a part; empty if there is none."""
         if not part.num_parts:
             return "has none to give"
         if part.num_parts != max(1, -(-part.state_bytes // PART_BYTES)) or part.part >= part.num_parts:

@@ -21,7 +21,7 @@ from islands.protocol.data_shares import TrainedBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A well-formed message arrived; ``flaw`` names what is wrong with its payload, if anything.
+    """A well-formed message arrived; ``flaw`` names a fault of its payload, if any.
 
     With a FleetState comes what the bulk connection has ``carried``, if there is one.
     """
@@ -65,7 +65,7 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """A pseudo-gradient is encoded; the reference has moved by what was encoded.
+    """A pseudo-gradient is encoded; the reference has moved by the encoded values.
 
     ``hosts`` and ``places`` are those of the :class:`~broker.wire.messages.Contribution`: with several hosts, the
     payload is the speaker's part. With a ``flaw``, what was found corrupt, there is none, and the reference stands.
@@ -91,7 +91,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrupted:
-    """A fragment is not what an installation should have left, as ``flaw`` says."""
+    """A fragment is corrupt after an installation; ``flaw`` says how."""
 
     fragment_id: int
     flaw: str

@@ -24,7 +24,7 @@ class Progress:
     ratio: float = 1.0
 
     def at(self, own_tokens: int) -> float:
-        """Returns the progress in tokens when this island has trained so many."""
+        """Returns the fleet's progress in tokens when this island has trained ``own_tokens``."""
         return self.trained_tokens + (own_tokens - self.own_tokens) * self.ratio
 
 
@@ -40,12 +40,12 @@ class ScheduleTokens:
         self._least = 0.0
 
     def hear(self, progress: Progress, own_tokens: int) -> None:
-        """Takes in newer figures, when this island has trained so many tokens."""
+        """Takes newer figures of the fleet, reported when this island has trained ``own_tokens``."""
         self.at(own_tokens)
         self.progress = progress
 
     def at(self, own_tokens: int) -> float:
-        """Returns the progress when this island has trained so many tokens."""
+        """Returns the schedule's progress when this island has trained ``own_tokens``."""
         self._least = max(self._least, self.progress.at(own_tokens))
         return self._least
 
@@ -92,7 +92,7 @@ class Fleet:
         return self.deserted or (self.phase is Phase.ENDED and not self._open_shards)
 
     def welcomed(self, welcome: Welcome) -> None:
-        """A life begins: only what is said from now on, by this epoch or a later one, is news."""
+        """Begins a life: only figures from now on, of this epoch or a later one, count."""
         self.blocks = self._trained(welcome.blocks)
         self._news = {0: (welcome.epoch, -1)}
         self.published = self.published or tuple(-1 for _ in welcome.fragments)

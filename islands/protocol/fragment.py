@@ -100,7 +100,7 @@ class Fragment:
         return max([self.version, *versions])
 
     def replace_progress(self) -> None:
-        """Has the global parameters take the place of the local ones: those that are here, or else newer ones."""
+        """Orders the global parameters in place of the local ones: the present version, or else a newer one."""
         self.overwrite = True
         if self.newer is None and self.incoming is None:
             self.newer = self.latest

@@ -96,7 +96,7 @@ class HandOver:
     # --- from one process to the next -------------------------------------------------------------------------
 
     def paused(self, run_id: str, sequence: int) -> Paused:
-        """Returns what the next process needs to go on with this life.
+        """Returns the state for the next process of this life.
 
         That is how far each block of the data was trained, and contributions that nobody is known to have merged. Steps
         that are in no contribution are given up.
@@ -139,7 +139,7 @@ class HandOver:
     # --- what the aggregators ask for -------------------------------------------------------------------------
 
     def asked(self, state: FleetState, now_s: float, actions: list[Action], carried: Carried | None = None) -> None:
-        """Takes down which rounds of a shard's fragments are open; encodes what is to become version 0.
+        """Notes the open rounds of a shard's fragments; encodes seeds of version 0 that are asked for.
 
         ``carried`` as in :meth:`resolve`.
         """
@@ -186,7 +186,7 @@ class HandOver:
     # --- answers ----------------------------------------------------------------------------------------------
 
     def watch(self, actions: list[Action]) -> None:
-        """Has copies taken of the fragments that are asked for, or soon will be."""
+        """Orders copies of fragments that rounds ask for, or soon will."""
         fragments = self._training.fragments
         asked = (p for p, fragment in fragments.items() if fragment.asked is not None)
         idle = self._training.stopped or self._in_step  # in step, drivers know the steps
@@ -229,7 +229,7 @@ class HandOver:
         self._capture(p, fragment, copy, fragment.answered, actions)
 
     def _volunteer(self, p: int, fragment: Fragment, actions: list[Action]) -> None:
-        """Hands over unasked what a copy has: the next round of the fragment takes it in."""
+        """Hands over a copy unasked; the fragment's next round takes it in."""
         copy, left = fragment.copy, fragment.stage is Stage.IDLE and not fragment.overwrite
         if left and copy is not None and copy.step > fragment.handed.step:
             self._capture(p, fragment, copy, UNASKED, actions)
@@ -254,7 +254,7 @@ class HandOver:
         return not fragment.flushing and fragment.rounds_since < self._link.rounds
 
     def _look_at(self, link: Link, now_s: float, actions: list[Action]) -> None:
-        """Chooses what is sent from now on, by what is known of the link."""
+        """Chooses the level of the ladder for later contributions, from the link's measurements."""
         if self._link.look(link, now_s):
             use = self._link.use
             facts = {"codec": str(use.codec), "share": use.share, "up": use.up, "round_trip_s": use.round_trip_s}
@@ -265,7 +265,7 @@ class HandOver:
 
     @property
     def _link(self) -> LinkChoice:
-        """What is sent over the link, from the recipe on."""
+        """The level of the ladder for the link, at first the recipe's."""
         if self._chosen is None:
             settings, fragments = self._training.settings, self._training.fragments
             assert settings is not None
@@ -380,7 +380,7 @@ class HandOver:
             self._patience.took(now_s - pending.sent_at_s)
 
     def merged(self, version: Version) -> None:
-        """A version says what is in it: the fate of this life's own contributions is known."""
+        """Takes from a version the fates of this life's contributions."""
         outstanding = self._training.fragments[version.fragment_id].outstanding
         for merged in version.contributions:
             if (merged.island_id, merged.incarnation) == (self._member.island_id, self._member.incarnation):

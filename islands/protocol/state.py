@@ -15,7 +15,7 @@ from islands.protocol.paused import Paused
 
 
 class Training:
-    """An island's counters, its fragments, and what its inner optimizer has seen.
+    """An island's counters, its fragments, and its inner optimizer's progress.
 
     Attributes:
         manifest: Of the run; None until the first welcome, as are the settings.

@@ -1,4 +1,4 @@
-"""One invariant of a run's files, with what does not hold of it; and the invariants of its data.
+"""The invariants of a run's files and data, with the violations found.
 
 Where data go out in blocks, all batches are one sequence that goes through one pass over the data after the other. So
 if each batch is merged at most once, and batches are given out in order, no sample was seen twice before all of its
@@ -24,7 +24,7 @@ MOST_QUOTED = 5
 
 @dataclass(slots=True)
 class Check:
-    """One invariant, and what does not hold of it.
+    """One invariant with its violations.
 
     Attributes:
         invariant: Its number in reference.md, section 10.
@@ -46,7 +46,7 @@ class Check:
         return not self.violations
 
     def fact(self, wrong: str, where: str = "") -> None:
-        """Counts one fact, and what a predicate says is wrong with it."""
+        """Counts one checked fact, and its violation if there is one."""
         self.looked_at += 1
         if wrong:
             self.violations += 1

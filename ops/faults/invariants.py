@@ -25,7 +25,7 @@ def grows(what: str, before: int, now: int, *, or_stays: bool = False) -> str:
 
 
 class Contents:
-    """Invariant 1: a version names one byte string, wherever it is kept and whoever publishes it.
+    """Invariant 1: a version names one byte string, in every store and for every publisher.
 
     Attributes:
         digests: Of each version, as it was named first.
@@ -77,7 +77,7 @@ class InOrder:
         self._left = sorted((start, stop) for start, stop in left)
 
     def end_block(self, reached: int, to_batch: int, tokens: int) -> None:
-        """A block has ended: its batches from ``reached`` on are lost; each has so many tokens."""
+        """Ends a block: its batches from ``reached`` on are lost; ``tokens`` are those of a batch."""
         if reached < to_batch:
             insort(self._left, (reached * tokens, to_batch * tokens))
 

@@ -57,7 +57,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lie:
-    """What a liar sends in place of its pseudo-gradient g, tensor by tensor.
+    """The formula by which a liar replaces its pseudo-gradient g, tensor by tensor.
 
         sent = honest * g + |g| * (constant * d + noise * n)
 
@@ -176,11 +176,11 @@ class Payloads(Protocol):
         """Returns it with a shape that the fragment has not."""
 
     def lied(self, payload: Any, lie: Lie, fragment_id: int, rng: random.Random) -> Any:
-        """Returns what the lie makes of it; ``rng`` draws the noise."""
+        """Returns the lie in place of a tensor; ``rng`` draws the noise."""
 
 
 class Rogue:
-    """Tampers with what one island sends.
+    """Tampers with one island's messages.
 
     Args:
         manner: How: one of :data:`ROGUES`.
@@ -256,7 +256,7 @@ class TamperedTensors:
         return tuple(encode_tensor(decode_tensor(each) * np.float32(factor), each.codec) for each in payload)
 
     def noise(self, payload: Tensors, rng: random.Random) -> Tensors:
-        """As many random bytes."""
+        """Returns random bytes of the same number."""
         noisy = []
         for each in payload:
             data = rng.randbytes(memoryview(each.data).nbytes)
@@ -268,7 +268,7 @@ class TamperedTensors:
         return tuple(replace(each, shape=(1, *each.shape)) for each in payload)
 
     def lied(self, payload: Tensors, lie: Lie, fragment_id: int, rng: random.Random) -> Tensors:
-        """Returns what the formula of :class:`Lie` makes of each tensor."""
+        """Applies the formula of :class:`Lie` to each tensor."""
         lies = []
         for place, each in enumerate(payload):
             honest = decode_tensor(each)

@@ -89,7 +89,7 @@ def fault(
     for_s: float | None = None,
     options: Mapping[str, float | bool] | None = None,
 ) -> Fault:
-    """Returns a fault with what is usual for its kind where nothing is said."""
+    """Returns a fault with the defaults of its kind filled in."""
     nature, given = NATURES[kind], dict(options or {})
     return Fault(
         at_s=at_s,
@@ -199,7 +199,7 @@ class FaultFile(NamedTuple):
 
 
 def read_faults(text: str, *, name: str) -> FaultFile:
-    """Returns what a file says; ``name`` is shown where it is wrong.
+    """Returns the plan in a file; errors show ``name``.
 
     Raises:
         ConfigError: It is no TOML, or says something that cannot be; fault n of it is called ``fault[n]``.

@@ -102,7 +102,7 @@ class Child:
         return None if self.spec.progress is None else _modified(self.spec.progress) not in (0, self._progress_before)
 
     def error(self) -> str:
-        """Returns the line that says why it failed, in what it wrote; empty if there is none that can be read."""
+        """Returns the line of a child's output that says why it failed; empty if there is none."""
         try:
             return error_in(end_of(self.log, self._says_from))
         except OSError:

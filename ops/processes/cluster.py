@@ -119,7 +119,7 @@ class LocalCluster:
             raise Unavailable(f"{name} did not start on port {port}; its log ends:\n{end}", definite=True)
 
     def poll(self) -> list[ProcessEvent]:
-        """Sees what has ended, restarts what is due, and returns what happened, in that order."""
+        """Notes ended processes, restarts those that are due, and returns what happened, in order."""
         now_s = self._clock()
         events = []
         if self._guard is not None:

@@ -43,7 +43,7 @@ def heap_that_stays() -> dict[str, str]:
 
 
 def compilation_cache() -> dict[str, str]:
-    """Returns variables that make JAX keep what it compiles, for the other islands and for the next run.
+    """Returns variables for JAX's compilation cache, shared by islands and later runs.
 
     In the user's cache directory, apart for each kind of processor: what is compiled for one may crash another. None
     for a user who has no such directory.

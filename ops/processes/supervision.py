@@ -61,7 +61,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """It has done its work."""
+    """Notes that the process has done its work."""
 
 
 Verdict = Restart | GiveUp | Ended
