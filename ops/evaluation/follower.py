@@ -1,4 +1,4 @@
-"""Follows a run: evaluates its newest global model every so many tokens, until it has ended.
+"""Evaluates a run's newest global model each time that a number of tokens were trained, until its end.
 
 The loop takes a clock, a way to sleep and what judges a model as arguments; it is the only one that decides what is
 evaluated when. Whatever fails here costs a point of the curve, and the run nothing. The run is seen through its files:

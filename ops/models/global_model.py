@@ -126,7 +126,7 @@ def stores_of(directory: Path) -> list[list[Path]]:
 
 
 def _newest(stores: Sequence[Path], fragment_id: int, which: Which) -> tuple[Path, Commit, Vector]:
-    """Returns the newest version of a fragment in the stores of its shard: whoever led last has it."""
+    """Returns the newest version of a fragment in the stores of its shard."""
     found: list[tuple[Path, Commit, Vector]] = []
     failed: Unavailable | Damaged | None = None
     for store in stores:

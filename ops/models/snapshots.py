@@ -154,7 +154,7 @@ def restore(directory: Path, name: str) -> dict[int, int]:
 
 
 def _record(directory: Path, name: str, restored: dict[int, int]) -> None:
-    """Writes on the tape what happened, for who replays and explains the run."""
+    """Writes a snapshot's event to the tape, for replay and explain."""
     for path in tapes_in(directory)[:1]:
         tape = Tape(path)
         note = RolledBack(snapshot=name, versions=[restored[p] for p in sorted(restored)], at=time.time())

@@ -180,7 +180,7 @@ class LocalPlan:
 
     @property
     def address(self) -> str:
-        """What islands elsewhere dial: the address of each broker."""
+        """Returns the addresses of the brokers for islands on other machines."""
         assert self.hub is not None
         host = self.broker.host
         if host in _EVERY_ADDRESS:
