@@ -93,7 +93,7 @@ def take(directory: Path, tape: Path | None) -> Iterator[Taken | None]:
         sources += [*_segments(ledger_path(directory), f"{STORE}/", stack), run]
         if tape is not None:
             sources += _segments(tape, "", stack)
-        if not _shard_of(record)[0]:  # of several shards the first has them
+        if not record["shard"][0]:  # of several shards the first has them
             sources += _settings(directory, record["run_id"])
         yield Taken(record, tuple(header.commit for header, _ in commits), tuple(sources))
 
@@ -148,7 +148,7 @@ def _newest(directory: Path, stack: ExitStack) -> tuple[Mapping[str, Any], Sourc
                 continue  # pruned since it was listed, or there is no record yet
             record = unpack_run(run_path(directory), run.place.read_bytes())
             found = {header.commit.fragment_id: header.commit.fragment_version for header, _ in commits}
-            shard, shards = _shard_of(record)
+            shard, shards = record["shard"]
             manifest = record["manifest"] or ()
             if not manifest or any(p not in found for p in range(len(manifest)) if shard_of(p, shards) == shard):
                 return None
@@ -206,11 +206,6 @@ def _settings(directory: Path, run_id: str) -> Iterator[Source]:
         if path.is_file() and f'run_id = "{run_id}"' in path.read_text(encoding="utf-8", errors="replace"):
             yield Source(path=path.name, place=path, size=path.stat().st_size)
             return
-
-
-def _shard_of(record: Mapping[str, Any]) -> tuple[int, int]:
-    shard, shards = record.get("shard", (0, 1))  # which older stores do not say
-    return shard, shards
 
 
 def _opened(path: Path, name: str, stack: ExitStack, *, grows: bool = False) -> Source:

@@ -33,12 +33,7 @@ _EVENT_FIELDS = {
     "joins": "[island, from s, until s]",
     "outages": "[island, from s, for s]",
 }
-#: Settings newer than some records: with its default such a setting does not change a cell's key.
-_YOUNGER = {"data_ahead_s": None, "version_codec": Codec.F32}
-#: Settings that there were, and always had this value: part of the keys of records.
-_FORMER = {"mtbi_years": 1.0, "curve_sequences": 512}
-
-#: Settings of the aggregator outside any experiment have production values.
+#: What is not an experiment's subject is as in production.
 _PRODUCTION = Recipe()
 
 
@@ -206,11 +201,7 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
     """Returns all settings as plain JSON values, task options under ``task.NAME``."""
     plain: dict[str, Any] = {}
     for each in fields(cell):
-        if each.name == "mix" and cell.mode is not Mode.STREAMING:
-            continue  # of no concern to the others, and younger than some of their records
         value = getattr(cell, each.name)
-        if each.name in _YOUNGER and value == _YOUNGER[each.name]:
-            continue
         if each.name == "options":
             plain.update({f"task.{name}": option for name, option in sorted(value.items())})
         else:
@@ -219,10 +210,8 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
 
 
 def key_of(cell: CellSettings, seed: int) -> str:
-    """Returns the digest of all that determines a run, the key of its record."""
-    whole = resolved(cell) | _FORMER | {"seed": seed}
-    if cell.data_ahead_s == 0:
-        del whole["data_ahead_s"]  # records are older than the setting
+    """Returns a digest of all that decides a run: the name under which its record is found again."""
+    whole = resolved(cell) | {"seed": seed}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 

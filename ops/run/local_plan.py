@@ -29,7 +29,7 @@ from broker.registry import redis_address
 from broker.wire.addresses import is_local
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import RECIPE, Profile
-from islands.interface.config import LANGUAGE, IslandConfig
+from islands.interface.config import IslandConfig
 from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_options, signature_in_source
 from islands.weights.files import open_weights
@@ -289,8 +289,6 @@ def resolve(
     task = _task_options(tables.get("task", {}), up)
     profile = getattr(args, "profile", None) or tables.get("recipe", {}).get("profile", Profile.DECOUPLED)
     usual["aggregator"] |= PROFILES[typed("profile", profile, Profile)]
-    if island.task == LANGUAGE and "merge" in task:  # where releases before the recipe had it
-        usual["aggregator"]["merge"] = task.pop("merge")
     plan = LocalPlan(
         run_dir=run_dir,
         up=up,

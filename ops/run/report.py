@@ -81,8 +81,7 @@ def last_seen(status: Status) -> dict[str, Any] | None:
     totals = status.totals
     if "trained_tokens" not in totals:
         return None
-    same = ("rounds", "participation", "staleness_mean", "phase", "refusals", "troubles", "recipe")
-    new = ("agreement", "momentum_cosine")  # no aggregator of an earlier release has written them
+    same = ("rounds", "participation", "staleness_mean", "agreement", "momentum_cosine", "phase", "refusals")
     islands = {
         name: {
             "inner_steps": each.inner_step,
@@ -98,8 +97,7 @@ def last_seen(status: Status) -> dict[str, Any] | None:
         "tokens": {name: totals[f"{name}_tokens"] for name in _NOTHING["tokens"]},
         "versions": {p: each.version for p, each in status.fragments.items()},
         "islands": islands,
-        **{name: totals[name] for name in same},
-        **{name: totals.get(name) for name in new},
+        **{name: totals[name] for name in (*same, "troubles", "recipe")},
     }
 
 

@@ -275,13 +275,6 @@ def test_what_the_inner_optimizer_decides_stays_open_and_the_recipe_has_a_table_
     assert not written["recipe"].keys() & written["aggregator"].keys()
 
 
-def test_the_merge_rule_of_a_file_that_has_it_among_the_options_of_the_task_is_one_of_the_recipe(tmp_path):
-    path = tmp_path / "config.toml"
-    path.write_text('[task]\noptimizer = "muon"\nmerge = "mean"\n[aggregator]\nouter_momentum = 0.5\n')
-    plan = resolved("--config", str(path))
-    assert (plan.task, plan.aggregator.merge, plan.aggregator.outer_momentum) == ({"optimizer": "muon"}, "mean", 0.5)
-
-
 def test_the_follower_is_told_what_to_evaluate_and_when():
     plan = resolved("--evaluate-every", "200K", "--benchmark", "json:dump", "json:dumps")
     follower = daemons.follower(plan, environment={"A": "b"})

@@ -73,6 +73,7 @@ def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
 
 def test_the_counts_of_an_aggregator_that_left_none_are_those_that_redis_had_last():
     totals = {"phase": "running", "rounds": {"1": 3}, "participation": 0.5, "staleness_mean": 0.0, "recipe": {}}
+    totals |= {"agreement": None, "momentum_cosine": None}
     totals |= {"refusals": {}, "troubles": ["for 3 s: its disk is full"], "wasted_tokens": {"stale": 159}}
     totals |= {"trained_tokens": 32_768, "merged_tokens": 32_609, "in_flight_tokens": 0}
     island = IslandStatus(
