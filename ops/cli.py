@@ -76,7 +76,7 @@ COMMANDS: dict[str, Command] = {
         everyday={
             "which run, and where": ("--run", "--host", "--port", "--address", "--run-dir", "--config"),
             "the run": ("--islands", "--tokens"),
-            "what is kept, and who takes over": ("--standbys", "--store", "--copy-to"),
+            "what is kept, and who takes over": ("--standbys", "--copy-to"),
             "who may connect": ("--keys",),
         },
         elsewhere=dict.fromkeys(

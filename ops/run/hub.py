@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from broker.process.signals import Signals
 from ops.run import local_plan
@@ -36,12 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``hub``."""
     parser.add_argument("--json", action="store_true", help="the report as one JSON object, on standard output")
     local_plan.add_hub_arguments(parser)
-    parser.add_argument_group("what is kept").add_argument(
-        "--store",
-        type=Path,
-        metavar="PATH",
-        help="directory of the first aggregator's versions (default: in --run-dir)",
-    )
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
 

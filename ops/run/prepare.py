@@ -19,10 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from aggregator.interface.config import AggregatorConfig
 from aggregator.store.layout import mapped
 from broker.base.errors import ConfigError, Unavailable, shown
-from broker.base.settings import expanded
 from broker.process.release import install
 from broker.registry import redis_address
 from broker.registry.registry import Registry
@@ -104,7 +102,6 @@ def prepare_hub(args: argparse.Namespace) -> tuple[LocalPlan, bool, list[str]]:
             plan = _settled_hub(args, run_dir, last_port=resume.stored_port(run_dir))
             resume.refuse_contradictions(resume.stored_plan(plan), plan)
             resume.put_away_reports(plan)
-        _place_store(plan.aggregator.store, args.store)
         made = make_hub_keys(plan.keys_dir, first=not goes_on) if plan.up.keys else []
         _write_config(plan)
         if plan.redis_port is None and not goes_on:
@@ -118,27 +115,10 @@ def prepare_hub(args: argparse.Namespace) -> tuple[LocalPlan, bool, list[str]]:
 def _settled_hub(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> LocalPlan:
     hub = hub_config(args)
     plan = _settled(args, run_dir, hub, last_port=last_port)
-    if args.store is not None:
-        AggregatorConfig(store=args.store)  # refuses what is no directory, such as an address of an object store
     if plan.redis_port is not None and hub.standbys and find_server() is None:
         cure = "needs Redis, and no server was found on this machine: install one, or name one with --redis-url"
         raise ConfigError("standbys", hub.standbys, cure)
     return plan
-
-
-def _place_store(store: Path, wanted: Path | None) -> None:
-    """Makes the store a link to the directory that is wanted, for all that read the run directory."""
-    if wanted is None:
-        return
-    place = expanded("store", wanted).absolute()
-    if store.is_symlink() or store.exists():
-        if store.resolve() != place.resolve():
-            cure = f"the versions of this run are in {store.resolve()}: leave --store out"
-            raise ConfigError("store", str(wanted), cure)
-        return
-    with mapped(f"cannot make {place}", definite=True):
-        place.mkdir(parents=True, exist_ok=True)
-        store.symlink_to(place)
 
 
 def _claim_of_hub(plan: LocalPlan) -> None:

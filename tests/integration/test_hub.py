@@ -40,7 +40,7 @@ def hub(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hub")
     run = RunFiles(folder / "run")
     words = ["hub", "--run", "demo", "--run-dir", run.run_dir, "--port", 0, "--islands", 2, "--standbys", 1, "--json"]
-    words += ["--fragments", 2, "--sync-interval", 8, "--store", folder / "elsewhere"]
+    words += ["--fragments", 2, "--sync-interval", 8]
     seen = {"run": run}
     with Process(folder / "first", *words) as first:
         address = wait_for(lambda: _text(run, "hub.address"), "address", evidence=lambda: first.err).strip()

@@ -104,7 +104,6 @@ def test_keys_that_were_brought_are_used_and_revoked_ones_stay_out():
         (("--run-dir", "strange"), "has notes.txt in it, and no run of a hub"),
         (("--run-dir", "strange/notes.txt"), "is a file"),
         (("--run", "x", "--shards", "auto"), "shards = 'auto'"),
-        (("--run", "x", "--store", "s3://bucket/x"), "--copy-to s3://bucket/x"),
         (("--run", "x", "--key-dir", "k", "--no-keys"), "contradicts --no-keys"),
         (("--run", "x", "--address", "hub"), "address = 'hub': must be tcp://HOST:PORT"),
     ],
@@ -123,12 +122,10 @@ def test_what_cannot_work_is_refused_and_nothing_is_written(words, said):
         (("--run", "other", "--run-dir", "runs/demo"), "is not the run in .*, which is demo"),
         (("--run", "demo", "--islands", 5), "islands = '5': the run in .* has 4: leave it out, or start another run"),
         (("--run", "demo", "--standbys", 1), "standbys = '1'"),
-        (("--run", "demo", "--store", "elsewhere"), "the versions of this run are in .*: leave --store out"),
     ],
 )
 def test_what_contradicts_the_run_in_the_directory_is_refused(words, said):
     plan, _ = prepared("--run", "demo")
-    plan.aggregator.store.mkdir()
     before = plan.config_file.read_bytes()
     with pytest.raises(ConfigError, match=said):
         prepared(*words)
@@ -146,13 +143,6 @@ def test_up_and_hub_refuse_the_directories_of_each_other(monkeypatch, tmp_path):
         pass
     with pytest.raises(ConfigError, match="is the directory of a run of `up`: go on with `atoll up --resume"):
         prepared("--run-dir", "mine")
-
-
-def test_versions_can_lie_elsewhere_and_are_found_through_the_run_directory():
-    plan, _ = prepared("--run", "demo", "--store", "fast")
-    assert plan.aggregator.store == Path("runs/demo/store").absolute()
-    assert plan.aggregator.store.resolve() == Path("fast").resolve()
-    prepared("--run", "demo", "--store", "fast")
 
 
 def test_without_a_redis_server_a_hub_goes_on_and_one_with_standbys_is_refused(monkeypatch):
