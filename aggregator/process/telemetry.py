@@ -21,9 +21,9 @@ from aggregator.process.reporter import Reporter, Snapshot
 from aggregator.state import summary
 from aggregator.state.metrics import Leading, leading_of
 from aggregator.state.run import Run
-from aggregator.state.summary import Traffic
+from aggregator.state.summary import Sent, Traffic
 from aggregator.store.tape import Tape, event_line, note_line
-from broker.base.errors import worth_repeating
+from broker.base.errors import Unavailable, worth_repeating
 from broker.process import logs
 from broker.registry.registry import Registry
 
@@ -91,6 +91,7 @@ class Telemetry:
     ) -> None:
         self._config = config
         self._run = run
+        self._registry = registry
         self._tape = tape
         self._tape_due = asyncio.Event()
         self._clock = clock
@@ -105,7 +106,7 @@ class Telemetry:
 
     def work(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yields what is to be run side by side, until cancelled."""
-        yield self._reporter.run()
+        yield self._report()
         yield self._flush_tape()
 
     # --- in -----------------------------------------------------------------------------------------------------
@@ -135,6 +136,14 @@ class Telemetry:
         if worth_reading is not None:
             self._reporter.note(note.name, worth_reading)
 
+    async def _report(self) -> None:
+        """Reports to Redis, and goes on from the bytes that an earlier life had counted there."""
+        with suppress(Unavailable):
+            found = await self._registry.read()
+            earlier = found.totals[0].get("earlier", {}) if found.totals else {}
+            self._traffic.recall({name: _sent(row, earlier.get(name, {})) for name, row in found.members.items()})
+        await self._reporter.run()
+
     # --- out ----------------------------------------------------------------------------------------------------
 
     def flush_tape_soon(self) -> None:
@@ -155,7 +164,7 @@ class Telemetry:
 
     def _snapshot(self) -> Snapshot:
         now_s = self._clock()
-        totals = summary.totals(self._run, now_s)
+        totals = summary.totals(self._run, now_s, self._traffic)
         return Snapshot(
             epoch=self._run.epoch,
             fragments=summary.fragments(self._run, self._committed_at_s, self._began_s, now_s),
@@ -191,3 +200,12 @@ class Telemetry:
             os.replace(temporary, path)
         except OSError as err:
             log.error("report.failed", path=str(path), detail=err.strerror, cure="the log and Redis have the same")
+
+
+def _sent(member: Mapping[str, Any], earlier: Mapping[str, int]) -> Sent:
+    """Returns the bytes of an island as they stand in Redis."""
+    return Sent(
+        incarnation=member.get("incarnation", 0),
+        newest=(member.get("bytes_up", 0), member.get("bytes_down", 0)),
+        before=(earlier.get("bytes_up", 0), earlier.get("bytes_down", 0)),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from aggregator.state.run import Run
@@ -12,29 +12,59 @@ from broker.wire.messages import Envelope, Heartbeat
 from broker.wire.records import FragmentRecord, RunTotals
 
 
+@dataclass(slots=True)
+class Sent:
+    """Bytes up and down of one island: of its newest process, and of all before."""
+
+    incarnation: int = 0
+    newest: tuple[int, int] = (0, 0)
+    before: tuple[int, int] = (0, 0)
+
+    def take(self, incarnation: int, up: int, down: int) -> None:
+        """Takes the counters of a heartbeat; those that have gone back are another process's."""
+        if incarnation < self.incarnation:
+            return  # it comes late
+        if incarnation > self.incarnation or up < self.newest[0]:
+            self.incarnation, self.before = incarnation, self.total
+        self.newest = up, down
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Returns the bytes of all its processes."""
+        return self.before[0] + self.newest[0], self.before[1] + self.newest[1]
+
+
 class Traffic:
-    """Bytes of every life of every island, as heartbeats count them: each life starts again at zero."""
+    """Bytes of every island, over all its lives that were heard of."""
 
     def __init__(self) -> None:
-        self._lives: dict[str, dict[int, tuple[int, int]]] = {}
+        self._sent: dict[str, Sent] = {}
 
     def observe(self, envelope: Envelope) -> None:
         """Takes the counters of a heartbeat."""
         beat = envelope.message
         if isinstance(beat, Heartbeat):
-            self._lives.setdefault(envelope.sender, {})[envelope.incarnation] = beat.bytes_up, beat.bytes_down
+            sent = self._sent.setdefault(envelope.sender, Sent())
+            sent.take(envelope.incarnation, beat.bytes_up, beat.bytes_down)
 
-    def total(self, island_id: str) -> tuple[int, int]:
-        """Returns bytes up and bytes down over all lives seen."""
-        lives = self._lives.get(island_id, {}).values()
-        return sum(up for up, _ in lives), sum(down for _, down in lives)
+    def of(self, island_id: str) -> Sent:
+        """Returns the bytes of an island."""
+        return self._sent.get(island_id) or Sent()
+
+    def recall(self, found: Mapping[str, Sent]) -> None:
+        """Puts what an earlier life of the aggregator had heard before what this one has."""
+        for island_id, sent in found.items():
+            now = self._sent.get(island_id)
+            if now is not None:
+                sent.take(now.incarnation, *now.newest)
+            self._sent[island_id] = sent
 
 
 def report(run: Run, traffic: Traffic) -> dict[str, Any]:
     """Returns the report, complete or not, ready for ``json.dumps``.
 
-    Refusals are those of this life of the aggregator, and bytes those of the islands' lives that it has heard from.
-    All else covers the whole run: tokens, steps, rounds and what follows from them are restored from the commits.
+    Refusals are those of this life of the aggregator, and bytes those that it has heard of, or found in Redis. All else
+    covers the whole run: tokens, steps, rounds and what follows from them are restored from the commits.
     """
     books = run.ledger.books()
     return {
@@ -57,7 +87,7 @@ def _island(run: Run, traffic: Traffic, island_id: str) -> dict[str, Any]:
     inner_steps, tokens = run.ledger.trained(island_id)
     member = run.members.get(island_id)
     beat = member.heartbeat if member is not None else None
-    up, down = traffic.total(island_id)
+    up, down = traffic.of(island_id).total
     return {
         "inner_steps": inner_steps,
         "tokens": tokens,
@@ -68,8 +98,8 @@ def _island(run: Run, traffic: Traffic, island_id: str) -> dict[str, Any]:
     }
 
 
-def totals(run: Run, now_s: float) -> RunTotals:
-    """Returns where the run stands."""
+def totals(run: Run, now_s: float, traffic: Traffic | None = None) -> RunTotals:
+    """Returns where the run stands; bytes of earlier lives as far as ``traffic`` has them."""
     books = run.ledger.books()
     tokens = books.tokens()
     target = run.config.total_tokens
@@ -98,7 +128,20 @@ def totals(run: Run, now_s: float) -> RunTotals:
         troubles=run.troubles.sentences(now_s),
         books=asdict(books),
         recipe=run.recipe_table(),
+        epoch=run.epoch,
+        earlier=_earlier(run, traffic or Traffic()),
     )
+
+
+def _earlier(run: Run, traffic: Traffic) -> dict[str, dict[str, int]]:
+    """Returns what islands have trained and sent that the counters of their present lives do not have."""
+    found = {}
+    for island_id in run.ledger.lives():
+        tokens = run.ledger.trained(island_id)[1] - run.ledger.last_life(island_id).last_tokens
+        up, down = traffic.of(island_id).before
+        if tokens or up or down:
+            found[island_id] = {"tokens": tokens, "bytes_up": up, "bytes_down": down}
+    return found
 
 
 def fragments(run: Run, committed_at_s: Mapping[int, float], began_s: float, now_s: float) -> list[FragmentRecord]:

@@ -31,7 +31,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, get_args
 
-from aggregator.interface import leader_notes, notes
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Commit, Event, Flaw, Note, Received
 from aggregator.state.founding import Founding, foundings_of
@@ -59,12 +58,6 @@ _PLAIN_EVENTS: dict[str, type[Event]] = {
     re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in get_args(Event) if cls is not Received
 }
 _EVENT_NAMES = {cls: name for name, cls in _PLAIN_EVENTS.items()}
-_NOTES: dict[str, type[Note]] = {
-    cls.name: cls
-    for module in (leader_notes, notes)
-    for cls in vars(module).values()
-    if isinstance(cls, type) and issubclass(cls, Note) and cls is not Note
-}
 
 
 # --- lines ------------------------------------------------------------------------------------------------------
@@ -221,14 +214,6 @@ def read_event(line: Mapping[str, Any]) -> Event:
         norm=line["norm"],
         carried=None if line["carried"] is None else Carried(*line["carried"]),
     )
-
-
-def read_note(name: str, fields: Mapping[str, Any]) -> Note | None:
-    """Returns the note that was written; None for one that this release does not know."""
-    try:
-        return _NOTES[name].read(fields)
-    except (KeyError, TypeError):
-        return None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -76,6 +76,9 @@ class RunTotals:
         troubles: Problems that the aggregator cannot solve by itself, each with its cure.
         books: The same tokens exactly, in parts of a token: what those of several shards are added up by.
         recipe: Setting -> value of the recipe, without settings that are open until the first island joins.
+        epoch: Of the life of the aggregator that has counted.
+        earlier: Island -> ``tokens``, ``bytes_up`` and ``bytes_down`` of its earlier lives, to be added to the counters
+            of its heartbeats; islands with nothing to add are not in it.
     """
 
     phase: str
@@ -98,6 +101,8 @@ class RunTotals:
     troubles: tuple[str, ...] = ()
     books: Mapping[str, Any] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    earlier: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from ops.faults.plan import ChaosConfig
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent
 from ops.processes.supervision import RestartPolicy
-from ops.run.display import Display, Rate, progress_of, trained_tokens
+from ops.run.display import Display, Rate, progress_of
 from ops.run.judging import GaveUp
 from ops.run.local_plan import LocalPlan
 from ops.run.local_run import LocalRun, StatusWatch
@@ -207,7 +207,7 @@ class Drill:
         if status is None or now_s < self._next_show_s:
             return
         self._next_show_s = now_s + SHOW_EVERY_S
-        progress = progress_of(status, self._rate.update(now_s, trained_tokens(status)))
+        progress = progress_of(status, self._rate.update(now_s, status))
         lasting = ", ".join(f"{each.fault.kind} {' + '.join(each.processes)}" for each in self._injector.active)
         self._display.show(status, progress, now_s, also=f"faults: {lasting}" if lasting else "")
 

@@ -59,15 +59,18 @@ class Progress:
 
 
 class Rate:
-    """Tokens per second over the last :data:`RATE_WINDOW_S`, from (time, total) samples."""
+    """Tokens per second over the last :data:`RATE_WINDOW_S`, from (time, total) samples of one life of a run."""
 
     def __init__(self) -> None:
         self._samples: collections.deque[tuple[float, int]] = collections.deque()
+        self._epoch = 0
 
-    def update(self, now_s: float, total: int) -> float | None:
-        """Adds a sample and returns the rate; None until there are two, or after the count went back."""
-        if self._samples and total < self._samples[-1][1]:  # an island or the aggregator was restarted
+    def update(self, now_s: float, status: Status) -> float | None:
+        """Adds a sample and returns the rate; None until there are two, or after another aggregator counted."""
+        total, epoch = trained_tokens(status), int(status.totals.get("epoch", 0))
+        if epoch != self._epoch or (self._samples and total < self._samples[-1][1]):
             self._samples.clear()
+        self._epoch = epoch
         self._samples.append((now_s, total))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - RATE_WINDOW_S:
             self._samples.popleft()

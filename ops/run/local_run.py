@@ -35,12 +35,12 @@ from ops.processes.cluster import STOP_WITHIN_S, Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import find_server, server
 from ops.run import daemons
-from ops.run.display import Display, Rate, progress_of, trained_tokens
+from ops.run.display import Display, Rate, progress_of
 from ops.run.judging import POLL_S, GaveUp, export_model, in_short, knows_model, loss_unit
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
 from ops.story.curve import Point, sentence
-from ops.story.run_status import Status, status_of
+from ops.story.run_status import Status, is_current, status_of
 from ops.story.shards import one_report
 
 STATUS_EVERY_S = 0.5
@@ -258,8 +258,10 @@ class LocalRun:
                         display.note(f"{'no progress to show' if watch.latest else 'starting'}: {watch.missing}")
                         silent_since_s = math.inf  # said once
                     if status is not None:
-                        self.seen, silent_since_s = status, now_s
-                        progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
+                        self.seen = status
+                    if status is not None and (not status.totals or is_current(status, now_s - self.started_s)):
+                        silent_since_s = now_s
+                        progress = progress_of(status, rate.update(now_s, status))
                         if self.steps_before is None:
                             self.steps_before = progress.max_inner_step if self.resumed else 0
                         if self.first_step_s is None and progress.max_inner_step > self.steps_before:

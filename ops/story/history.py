@@ -12,8 +12,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from aggregator.interface.events import Note
+from aggregator.interface.leader_notes import MessageRefused
+from aggregator.interface.notes import IslandJoined
+from aggregator.interface.reading_notes import read_note
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire.fragments import shard_of
+from ops.story.counters import Counters
 from ops.story.sentences import sentence
 from ops.text import finite
 
@@ -72,6 +77,7 @@ class IslandHistory:
     Attributes:
         state: As its heartbeats say.
         lives: How many it has had.
+        tokens: Trained by all of them, as ``bytes_up`` and ``bytes_down`` are sent by all; ``step`` is where it is.
         versions_in: Versions that have something of it.
         versions_of: Versions made since it joined.
         staleness: Of its newest contribution, in versions.
@@ -163,6 +169,7 @@ class History:
         self._told: dict[str, tuple[str, int]] = {}  # island -> the last coming or going that was marked, and its life
         self._changes, self._looked_at_s = 0, 0.0
         self._allowances = LivenessConfig()
+        self._counters = Counters()
 
     # --- what comes in ----------------------------------------------------------------------------------------
 
@@ -178,12 +185,33 @@ class History:
         if "tape" in line:
             self._life(line)
         elif "note" in line:
+            self._count(read_note(line["note"], line["fields"]))
             self.note(line["note"], line["fields"])
         elif "process" in line:  # of run_directory.tell
             self.mark("fault", line["process"], line["text"], "process")
-        elif line["event"] == "received" and line["kind"] == "heartbeat":
-            body = line["body"]
-            self.heard(line["sender"], step=body["inner_step"], **{name: body.get(name) for name in VITALS})
+        elif line["event"] == "received":
+            self._counters.heard(line)
+            island, body = line["sender"], line["body"]
+            if line["kind"] == "heartbeat":
+                vitals = {name: body.get(name) for name in VITALS}
+                vitals["bytes_up"], vitals["bytes_down"] = self._counters.sent(island)
+                vitals["tokens"] = self._counters.tokens(island)
+                self.heard(island, step=body["inner_step"], **vitals)
+            elif line["kind"] == "leave" and island in self.islands:
+                self.islands[island].step, self.islands[island].tokens = (
+                    body["inner_step"],
+                    self._counters.tokens(island),
+                )
+
+    def _count(self, note: Note | None) -> None:
+        match note:
+            case IslandJoined(island=island, incarnation=incarnation, start_step=step):
+                self._counters.joined(island, incarnation, step)
+            case MessageRefused(sender=sender) if sender in self.islands:
+                self._counters.refused(sender)
+                self.islands[sender].tokens = self._counters.tokens(sender)
+            case _:
+                pass
 
     def at(self, clock_s: float) -> None:
         """Sets the time to that of a line; a clock that starts anew, or slept long, goes on from the last one."""
@@ -253,6 +281,9 @@ class History:
     def _life(self, line: Line) -> None:
         config = line["config"]
         self._settings(config)
+        self._counters.begin(line)
+        for name, island in self.islands.items():
+            island.tokens = self._counters.tokens(name)
         for commit in line["commits"]:
             self.fragments[commit["fragment_id"]] = commit["fragment_version"]
         if line.get("record"):

@@ -24,6 +24,7 @@ class IslandStatus:
     """One island.
 
     Attributes:
+        tokens: Trained by all its lives, as ``bytes_up`` and ``bytes_down`` are of all; ``inner_step`` is where it is.
         broker: The one it was last heard by.
         link: What it knows of its link and sends over it (:class:`broker.wire.messages.LinkUse`), once it has said so.
         optimizer: What its inner optimizer started from: pending, checkpoint, donor or fresh; empty while not heard.
@@ -129,9 +130,15 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
         heartbeat_interval_s=min(suspect_s / 2, dead_s / 3), suspect_after_s=suspect_s, dead_after_s=dead_s
     )
     refusals = _refusals_by_sender(snapshot)
+    total = one_total(snapshot.totals) if snapshot.totals else {}
+    earlier = total.pop("earlier", {})
     islands = {
         island_id: _island(
-            snapshot.members.get(island_id, {}), now_s - heard_at_s, allowances, refusals.get(island_id, {})
+            snapshot.members.get(island_id, {}),
+            earlier.get(island_id, {}),
+            now_s - heard_at_s,
+            allowances,
+            refusals.get(island_id, {}),
         )
         for island_id, heard_at_s in sorted(snapshot.heard_at_s.items())
     }
@@ -165,7 +172,7 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
     }
     states = Counter(str(each.state) for each in islands.values())
     totals = {
-        **(one_total(snapshot.totals) if snapshot.totals else {}),
+        **total,
         "islands": {str(state): states[str(state)] for state in Liveness},
         "refusals": dict(sorted(sum(refusals.values(), Counter[str]()).items())),
         "broker_age_s": broker_age_s,
@@ -188,6 +195,15 @@ def stopped(status: Status) -> Status:
     if status.totals.get("phase") == Phase.ENDED:
         return status
     return replace(status, stopped=True, totals={**status.totals, "phase": "stopped"})
+
+
+def is_current(status: Status, since_s: float) -> bool:
+    """Says whether every shard was led in ``since_s`` seconds, and the present leader counted.
+
+    A Redis that comes back from a file has those of an earlier life of the run at first.
+    """
+    led = bool(status.shards) and all(each.age_s <= since_s for each in status.shards.values())
+    return led and status.totals.get("epoch") == next(iter(status.shards.values())).epoch
 
 
 def leaderless(status: Status, within_s: float) -> str:
@@ -221,9 +237,14 @@ def _refusals_by_sender(snapshot: Snapshot) -> dict[str, Counter[str]]:
 
 
 def _island(
-    member: Mapping[str, Any], silent_s: float, allowances: LivenessConfig, refusals: Mapping[str, int]
+    member: Mapping[str, Any],
+    earlier: Mapping[str, int],
+    silent_s: float,
+    allowances: LivenessConfig,
+    refusals: Mapping[str, int],
 ) -> IslandStatus:
     known = {name: member[name] for name in _REPORTED if name in member}
+    known |= {name: known.get(name, 0) + count for name, count in earlier.items() if name in _REPORTED}
     last_seen_s = max(0.0, silent_s)
     state = Liveness.LEFT if member.get("left") else liveness(last_seen_s, allowances)
     return IslandStatus(**known, state=state, last_seen_s=last_seen_s, refusals=dict(sorted(refusals.items())))

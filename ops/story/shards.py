@@ -58,6 +58,7 @@ def one_total(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "interval": max((each.get("interval", {}) for each in totals), key=lambda each: each.get("steps", 0)),
         "quarantined": {name: how for each in reversed(totals) for name, how in each["quarantined"].items()},
         "trust": _least_trusted(totals),
+        "earlier": _most([each.get("earlier", {}) for each in totals]),
         "troubles": _troubles(totals),
         **_over_versions(totals),
     }
@@ -67,6 +68,16 @@ def _least_trusted(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns each island that has not all of its weight as the shard knows it that trusts it least."""
     rows = [row for each in totals for row in each.get("trust", {}).items()]
     return dict(sorted(rows, key=lambda row: row[1]["trust"], reverse=True))
+
+
+def _most(tables: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """Returns of each island the most that any shard knows of."""
+    names = dict.fromkeys(name for each in tables for name in each)
+    return {
+        name: {key: max(row.get(key, 0) for row in rows) for key in rows[0]}
+        for name in names
+        for rows in [[each[name] for each in tables if name in each]]
+    }
 
 
 def _islands(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:

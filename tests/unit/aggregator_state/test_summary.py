@@ -2,7 +2,7 @@
 
 from aggregator.interface.notes import ContributionRefused, RoundOpened, VersionCommitted
 from aggregator.process.telemetry import NoteLog
-from aggregator.state.summary import Traffic, fragments, refusals, report, totals
+from aggregator.state.summary import Sent, Traffic, fragments, refusals, report, totals
 from broker.routing.directory import UNKNOWN
 from broker.wire import messages as m
 from tests.aggregator_hand import Desk, beat
@@ -25,6 +25,40 @@ def test_an_island_is_reported_over_all_its_lives():
     made.beat("a", 4, sync_share=0.002)
     counted = {"inner_steps": 4, "tokens": 40, "sync_share": 0.002, "bytes_up": 10, "bytes_down": 100}
     assert report(made.core.run, traffic)["islands"]["a"] == counted | {"incarnations": 1}
+
+
+def test_bytes_are_those_of_all_processes_of_an_island_also_of_those_before_a_restart_of_the_aggregator():
+    def heard(traffic, incarnation, up, down):
+        said = beat(4, bytes_up=up, bytes_down=down)
+        traffic.observe(
+            m.Envelope(run_id="demo", sender="a", incarnation=incarnation, sequence=1, to="aggregator", message=said)
+        )
+
+    traffic = Traffic()
+    heard(traffic, 1, 9, 90)
+    heard(traffic, 1, 2, 20)  # another process goes on with this life
+    assert traffic.of("a").total == (11, 110)
+    heard(traffic, 2, 4, 40)
+    heard(traffic, 1, 3, 30)  # late
+    assert traffic.of("a") == Sent(incarnation=2, newest=(4, 40), before=(11, 110))
+    again = Traffic()
+    heard(again, 3, 1, 10)
+    again.recall({"a": traffic.of("a"), "b": Sent(newest=(1, 1))})
+    assert again.of("a").total == (16, 160)
+    heard(again, 3, 2, 20)
+    assert again.of("a").total == (17, 170)
+    assert again.of("b").total == (1, 1)
+
+
+def test_what_a_killed_life_trained_and_sent_stands_beside_the_counters_of_the_next():
+    made, traffic = joined(), Traffic()
+    made.beat("a", 4)  # nothing of it is handed over
+    made.join("a")
+    made.beat("a", 1)
+    traffic.recall({"a": Sent(incarnation=2, newest=(3, 30), before=(5, 50))})
+    found = totals(made.core.run, 0.3, traffic)
+    assert found.trained_tokens == 50
+    assert found.earlier == {"a": {"tokens": 40, "bytes_up": 5, "bytes_down": 50}}
 
 
 def test_totals_add_up_and_know_the_target():

@@ -10,8 +10,9 @@ from aggregator.interface import events as agg
 from aggregator.interface.events import Received
 from aggregator.interface.leader_notes import LeaseBack
 from aggregator.interface.notes import ContributionRefused, Merging, RecipeSettled, RoundOpened, VersionCommitted
+from aggregator.interface.reading_notes import read_note
 from aggregator.rounds.core import Aggregator
-from aggregator.store.tape import Tape, event_line, note_line, read_event, read_lines, read_note, read_start
+from aggregator.store.tape import Tape, event_line, note_line, read_event, read_lines, read_start
 from broker.base.errors import ConfigError
 from broker.routing.resending import Carried
 from broker.wire import messages as m

@@ -304,3 +304,11 @@ def test_a_directory_is_in_use_while_somebody_holds_it(tmp_path):
 @pytest.mark.parametrize("other", [{}, {"tokens": "many"}, {"tokens": 5}, []])
 def test_what_is_no_evaluation_is_not_told(other):
     assert status_of(snapshot(evaluation=other), NOW_S).evaluation is None
+
+
+def test_an_island_has_what_all_its_lives_trained_and_sent():
+    found = with_totals(earlier={"a": {"tokens": 1000, "bytes_up": 5, "bytes_down": 1}})
+    a = found.islands["a"]
+    assert (a.tokens, a.bytes_up, a.bytes_down, a.inner_step) == (6120, 2_500_005, 1000, 10)
+    assert found.islands["b"].tokens == 5120
+    assert "earlier" not in to_json(found)["totals"]

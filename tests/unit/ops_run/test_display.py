@@ -1,13 +1,14 @@
 """The live display: what is computed from a status, as lines and as a table."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from broker.routing.liveness import Liveness
 from ops.run.display import RATE_WINDOW_S, Display, Rate, line, progress_of, table
-from ops.story.run_status import FragmentStatus, IslandStatus, Status
+from ops.story.run_status import FragmentStatus, IslandStatus, ShardStatus, Status, is_current
 
 
 def island(state=Liveness.ALIVE, **changes):
@@ -75,13 +76,35 @@ def test_before_anything_is_known_nothing_is_made_up():
     assert line(progress) == "starting   0%  no island yet  merged 0"
 
 
+def counted(tokens, epoch=1):
+    return status({}, totals={"trained_tokens": tokens, "epoch": epoch})
+
+
 def test_the_rate_is_that_of_the_last_seconds_and_begins_anew_where_a_count_went_back():
     rate = Rate()
-    assert rate.update(0.0, 0) is None
-    assert rate.update(10.0, 1000) == 100.0
-    assert rate.update(10.0 + RATE_WINDOW_S, 1000) == pytest.approx(0.0)
-    assert rate.update(11.0 + RATE_WINDOW_S, 500) is None
-    assert rate.update(12.0 + RATE_WINDOW_S, 600) == 100.0
+    assert rate.update(0.0, counted(0)) is None
+    assert rate.update(10.0, counted(1000)) == 100.0
+    assert rate.update(10.0 + RATE_WINDOW_S, counted(1000)) == pytest.approx(0.0)
+    assert rate.update(11.0 + RATE_WINDOW_S, counted(500)) is None
+    assert rate.update(12.0 + RATE_WINDOW_S, counted(600)) == 100.0
+
+
+def test_what_another_aggregator_has_counted_is_no_rate():
+    rate = Rate()
+    rate.update(0.0, counted(52_000))
+    assert rate.update(1.0, counted(75_000, epoch=2)) is None
+    assert rate.update(2.0, counted(76_000, epoch=2)) == 1000.0
+
+
+def test_totals_of_an_earlier_life_of_the_run_are_not_those_of_now():
+    def found(age_s, epoch, counted_under):
+        shard = ShardStatus(leader="a", epoch=epoch, age_s=age_s, in_sync=(), standbys=(), ended=False)
+        return replace(counted(52_000, counted_under), shards={0: shard})
+
+    assert is_current(found(0.3, 2, 2), since_s=5.0)
+    assert not is_current(found(60.0, 1, 1), since_s=5.0)  # from a file: nobody leads yet
+    assert not is_current(found(0.3, 2, 1), since_s=5.0)  # its leader has not counted yet
+    assert not is_current(counted(52_000), since_s=5.0)
 
 
 def shown(seconds, rate=lambda second: None):
