@@ -389,8 +389,10 @@ class Endpoint:
         elif wanted and not self._others:
             self._others = {subflow: Line(self._dial) for subflow in range(1, self._connections)}
             self._others_of = connection
+            self._polls.look_again()  # those that wait are to wait for these, too
 
     def _end_others(self) -> None:
+        self._polls.look_again()  # a socket that closes cancels those that still poll it
         for line in self._others.values():
             line.hang_up(at_once=True)
         self._others = {}

@@ -113,7 +113,7 @@ class Polls:
             self._waiting.discard(polling)
 
     def look_again(self) -> None:
-        """Wakes all that wait: another task has taken something off a socket."""
+        """Wakes all that wait: another task has taken something off a socket, or the sockets are to be others."""
         for polling in self._waiting:
             if not polling.done():
                 polling.set_result([None])

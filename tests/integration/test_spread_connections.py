@@ -102,3 +102,19 @@ async def test_to_a_broker_that_does_not_answer_for_it_all_goes_over_one_connect
         await island.send(contribution(DELTA))
         assert bytes((await reading).message.payload[0].data) == DELTA.tobytes()
         assert carrying(bulk) == len(proxy.up) == 1
+
+
+@beside_a_broker
+async def test_whoever_waits_for_a_message_goes_on_waiting_when_all_connections_are_made_anew(bench):
+    """The sockets of the others close under the poll of one task while another one notices the loss."""
+    proxy = Proxy(bench.listening.bulk_port)
+    async with spread(bench, proxy) as (aggregator, island, bulk):
+        await all_carry(bulk, proxy, CONNECTIONS)
+        reading = asyncio.create_task(bulk.recv(WAIT_S))
+        await asyncio.sleep(0.1)
+        proxy.cut(proxy.living()[0])
+        assert not await bulk.line(True, WAIT_S)
+        assert await bulk.ready(WAIT_S)
+        await aggregator.send(version(DELTA[:4], fragment_version=1))
+        await island.send(m.Want(versions=(0,)))
+        assert (await reading).message.fragment_version == 1
