@@ -14,6 +14,8 @@ import json
 import os
 from pathlib import Path
 
+from aggregator.store import replacing
+from aggregator.store.commit_file import write_all
 from aggregator.store.layout import mapped
 from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.process import clocks
@@ -109,18 +111,12 @@ def is_locked(path: Path) -> bool:
 
 def write(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replaces a file by ``text``, whole or not at all, even if the power fails; raises Unavailable."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with mapped(f"cannot write {path}", definite=True):
-            temporary.unlink(missing_ok=True)
-            with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+        content = memoryview(text.encode())
     except UnicodeEncodeError as err:
         what = f"cannot write {path!s}: {err.object[err.start : err.end]!r} in it is no text"
         raise Unavailable(f"{what}; choose paths that are UTF-8", definite=True) from err
+    replacing.replace(path, lambda fd: write_all(fd, content), mode=mode)
 
 
 #: What became of the processes of a run, beside its tape: who shows the run later reads it there.

@@ -16,7 +16,7 @@ from aggregator.store.layout import mapped
 TEMPORARY = ".tmp"
 
 
-def replace(path: Path, write: Callable[[int], None]) -> None:
+def replace(path: Path, write: Callable[[int], None], *, mode: int = 0o644) -> None:
     """Puts what ``write`` writes into a descriptor in the place of ``path``, whole and durable.
 
     Raises:
@@ -25,7 +25,7 @@ def replace(path: Path, write: Callable[[int], None]) -> None:
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with mapped(f"cannot write {path}", definite=True):
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             try:
                 write(fd)
                 os.fsync(fd)
