@@ -1,6 +1,6 @@
 """Errors in three families: the peer's, ours, and the world's.
 
-* The peer is wrong: :class:`RemoteProtocolError`. Drop the message, count it, tell the sender, go on.
+* The peer is wrong: :class:`RemoteProtocolError`. Drop the message, count it, tell the sender, continue.
 * We are wrong: :class:`LocalProtocolError`. Crash with the trace written; the supervisor restarts us.
 * The world is wrong: :class:`Unavailable`. Bounded, jittered retry, in shells only.
 
@@ -72,9 +72,9 @@ class ConfigError(AtollError):
     """A setting cannot work.
 
     Attributes:
-        field: The setting's name, as it stands in the file or on the command line.
+        field: The setting's name in the file or on the command line.
         value: Its value; an address in the form of :func:`masked`.
-        cure: What would be right.
+        cure: How to set it right.
     """
 
     def __init__(self, field: str, value: object, cure: str) -> None:
@@ -118,9 +118,9 @@ def worth_repeating(times: int) -> bool:
 
 # --- addresses without their passwords --------------------------------------------------------------------------------
 
-# They work on the text alone and not on what a parser makes of it, since a password must be hidden in what is no
-# address, too: a wrong address stands in the error that refuses it. Where a password might reach farther than it seems
-# to, as with an @ behind a question mark, nothing but the scheme is shown.
+# They work on the text alone and not on what a parser makes of it, since a password must be hidden in a
+# malformed address, too: the error that refuses it shows it. Where a password might reach farther than it seems to,
+# as with an @ behind a question mark, nothing but the scheme is shown.
 
 HIDDEN = "***"
 
@@ -135,7 +135,7 @@ _OPTION = re.compile(
     re.ASCII | re.DOTALL,
 )
 _PASSWORD = re.compile(r"(password=).*", re.DOTALL)
-#: What tells that an address may have a password in it.
+#: Signs that an address may have a password in it.
 _MAY_HIDE = re.compile(r"[@?]|^(?:rediss?(?:\+sentinel)?|unix)://")
 
 

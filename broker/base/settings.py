@@ -4,9 +4,9 @@ A process declares one frozen dataclass, with a :func:`setting` for each field. 
 from files, the environment and flags. Whatever is wrong (an unknown key, a value of the wrong type, a relation between
 two settings) is a :class:`ConfigError` that names the setting, the value and the cure.
 
-A field may itself be such a dataclass (``liveness: LivenessConfig``): its settings then stand in the same table and
-among the same flags as the others, under their own names. Where the class inherits another one, the settings of that
-may also stand in a table of its name: ``[recipe]``.
+A field may itself be such a dataclass (``liveness: LivenessConfig``): its settings are then in the same table and
+among the same flags as the others, under their own names. Settings of an inherited class may also be in a table of
+its name: ``[recipe]``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEQUENCES = (tuple, list)
 MAPPINGS = (dict, Mapping)
 COLLECTIONS = (*SEQUENCES, *MAPPINGS)
 
-#: What messages and records hold.
+#: The type of values in messages and records.
 _INT_MAX = 2**63 - 1
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _WORDS: dict[Any, str] = {
@@ -71,7 +71,7 @@ def setting(
         default: Its default.
         help: Its help, in one line.
         flag: Its flag, where that differs from the name; None: it is a key of the file alone.
-        scope: How long its value holds; only the settings of processes that go on with a run have one.
+        scope: How long its value holds; only for processes that can continue a run.
         secret: It may hold a password: no representation of the object shows it.
         subject: Heading in the help for this setting and those after it, up to the next one that names a subject.
     """
@@ -79,7 +79,7 @@ def setting(
     return field(default=default, metadata=metadata, repr=not secret)
 
 
-#: The same with a scope, for the settings of a process that goes on with a run.
+#: :func:`setting` with a scope, for processes that can continue a run.
 fixed = partial(setting, scope=Scope.FIXED)
 changeable = partial(setting, scope=Scope.CHANGEABLE)
 process = partial(setting, scope=Scope.PROCESS)

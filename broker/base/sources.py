@@ -189,7 +189,7 @@ def toml_text(path: str | os.PathLike[str], *, field: str, cure: str = _TOML_CUR
     Args:
         path: The file's.
         field: The flag or setting that named the file, for errors.
-        cure: What to do where it cannot be read.
+        cure: What to do if it cannot be read.
 
     Raises:
         ConfigError: The file cannot be read, or is no text.
@@ -208,7 +208,7 @@ def parse_toml(written: str, *, field: str, source: str) -> dict[str, Any]:
 
     Args:
         written: The text.
-        field: What its file was given as, for errors.
+        field: The flag or setting that named its file, for errors.
         source: The file's name, for errors.
 
     Raises:

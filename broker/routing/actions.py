@@ -1,7 +1,7 @@
 """The relay's actions for one event, in order, with their counts. Pure.
 
-Every refusal is counted by sender and reason, noted in the log now and then, and told to whoever sent the message, over
-its control connection where there is one. A sender that could not be read is told over the connection it came by.
+Every refusal is counted by sender and reason, logged at its 1st, 10th, 100th, .. time, and told to the sender, over its
+control connection if there is one. A sender that could not be read is told over the connection it came by.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class LivenessConfig:
     def interval_of(self, islands: int) -> float:
         """Returns the seconds between two heartbeats of an island; more in very large fleets.
 
-        Then they are as many a second as of 128 islands, as long as the allowances bear it: who is not heard for two
-        intervals is not suspect yet, and for three not dead.
+        Then the fleet sends as many a second as 128 islands, within the time limits: two missed heartbeats make no
+        island suspect, and three none dead.
         """
         most_s = max(self.heartbeat_interval_s, min(self.suspect_after_s / 2, self.dead_after_s / 3))
         return min(most_s, self._wanted_s(islands))

@@ -7,8 +7,8 @@ under a new routing id replaces its half-open predecessor. A lower incarnation i
 highest epoch seen is refused.
 
 Three questions are asked of every message: is a later life or leader known, over which connection does it come, and has
-its number come over that connection before. Whoever passes has been heard, and counts as there until it has been silent
-for too long: an aggregator then no longer leads, anybody else is forgotten.
+its number come over that connection before. A sender that passes is present until it has been silent for too long:
+then an aggregator no longer leads, and any other peer is forgotten.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Presence:
         """Forgets the joiner on a connection, once another name comes over it.
 
         Either it has become that island, or it asks anew. Any key may draw nonces without end: without this the holder
-        of one could fill the directory, and keep out everybody who is not in it.
+        of one could fill the directory, and keep out everybody else.
         """
         before = self._who.peers.get(self._who.name_of(event.channel, event.peer) or "")
         if before is not None and before.is_joining and before.name != event.envelope.sender:

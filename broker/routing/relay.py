@@ -4,9 +4,9 @@ The driver (:mod:`broker.server`, or the simulator) turns what happens into even
 with the time, and carries out the actions that come back, in order. It calls again with :class:`Tick` at
 :meth:`Relay.next_deadline_s`. Same events, same actions.
 
-This module says which way a message goes. Whether it goes at all is asked of :mod:`broker.routing.rights` (who may say
-what, under which key) and :mod:`broker.routing.presence` (who is heard, who was replaced or fell silent), and of
-questions :mod:`broker.routing.observers`. :mod:`broker.routing.deliveries` keeps what is large until somebody takes it,
+This module says which way a message goes. Three modules decide whether it goes at all:
+:mod:`broker.routing.rights` (kinds and keys), :mod:`broker.routing.presence` (replaced or silent senders), and
+:mod:`broker.routing.observers` (questions). :mod:`broker.routing.deliveries` keeps large messages for their receivers,
 and :mod:`broker.routing.actions` collects the actions, counts them, and words refusals.
 
 *Keys.* Once :class:`AllowListChanged` has come, each message must also fit the key of its connection: the sender is who

@@ -47,7 +47,7 @@ def broker_addresses(text: str, *, field: str = "broker") -> tuple[str, ...]:
     """Returns the control addresses in a comma-separated list: one for each broker of the run.
 
     Raises:
-        ConfigError: One of them is none (:func:`check_address`), stands there twice, or there are too many.
+        ConfigError: One of them is invalid (:func:`check_address`) or repeated, or there are too many.
     """
     found = tuple(each.strip() for each in text.split(","))
     for each in found:

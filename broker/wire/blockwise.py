@@ -47,7 +47,7 @@ ByteArray = npt.NDArray[np.uint8]
 #: Elements quantised together: 256 KB of float32 stay in the second-level cache. Whole blocks, and whole bytes of int4.
 _CHUNK: Final = 65_536
 
-#: What int4 may take of the largest element's scale; errors are compared in 1024ths of that scale, of which it is 832.
+#: The smaller scale that int4 may use, as a share of the largest element's. Errors are compared in 1024ths of that.
 CLIPPED: Final = np.float32(13 / 16)
 ERROR_UNITS: Final = 1024
 _LARGEST_CODE: Final = {Codec.INT8: np.float32(127), Codec.INT4: np.float32(7)}

@@ -74,7 +74,7 @@ class RunTotals:
             ``because`` of what; empty elsewhere.
         quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
         troubles: Problems that the aggregator cannot solve by itself, each with its cure.
-        books: The same tokens exactly, in parts of a token: what those of several shards are added up by.
+        books: The same tokens exactly, in parts of a token, for sums over shards.
         recipe: Setting -> value of the recipe, without settings that are open until the first island joins.
         epoch: Of the life of the aggregator that has counted.
         earlier: Island -> ``tokens``, ``bytes_up`` and ``bytes_down`` of its earlier lives, to be added to the counters

@@ -7,7 +7,7 @@ same checks, so that nothing leaves this process which a peer would refuse. A va
 The rules, by annotation: ``int`` is a msgpack integer of 64 bits, never a bool, and not negative; ``float`` is a
 float64, finite and not negative; ``str`` is short and printable (it ends up in logs and terminals); an enum is its
 value; a tuple is an array; a dataclass is a map that holds exactly its fields. The exceptions go by the field's name
-and stand in the tables of this module.
+and are in the tables of this module.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _PART = re.compile(r"[^\x00-\x1f\x7f\\/:.][^\x00-\x1f\x7f\\/:]*")
 def flaw_in(sizes: Mapping[str, int]) -> str:
     """Returns why files with these names and sizes are refused; empty if they are fine."""
     if len(sizes) > MOST_FILES:
-        return f"has {len(sizes)} files, more than {MOST_FILES}: move what is no part of the model elsewhere"
+        return f"has {len(sizes)} files, more than {MOST_FILES}: move files that are not part of the model elsewhere"
     for name in sizes:
         if len(name) > 255 or not all(map(_PART.fullmatch, name.split("/"))):
             return f"has a file {name!r}, which is no plain relative name: rename it"
@@ -41,7 +41,7 @@ def flaw_in(sizes: Mapping[str, int]) -> str:
     if (total := sum(sizes.values())) > MOST_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         what = f"{total / 2**20:.1f} MB beside its weights, more than {MOST_BYTES >> 20} MB"
-        cure = f"{largest} has {sizes[largest] / 2**20:.1f}; move what is no part of the model elsewhere"
+        cure = f"{largest} has {sizes[largest] / 2**20:.1f}; move files that are not part of the model elsewhere"
         return f"has {what}: {cure}"
     return ""
 

@@ -44,7 +44,7 @@ class Gate:
     Attributes:
         entered: The last boundary that training has come to.
         step: The boundary at which it stops until the plan there is decided; None: at none.
-        number: Of the last proposal heard.
+        number: The number of the last proposal heard.
     """
 
     def __init__(self, entered: int) -> None:

@@ -5,7 +5,7 @@ program: there is no protocol version, and nobody resends. What a message says i
 (:mod:`broker.wire.schema`).
 
 Orders are carried out by a host one after the other. Each names how many boundaries the speaker had seen when it gave
-it (``after``): a host that has not come there yet waits before it goes on.
+it (``after``): a host that is not there yet waits before it continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Plan:
         snapshot: Whether to copy the optimizer's state.
         done: Training ends.
         life: Incarnation that the data are of.
-        blocks: Of the data.
+        blocks: The island's blocks of the data.
         trained_tokens: The progress of the run (:class:`islands.protocol.fleet.Progress`); with the next two.
     """
 

@@ -80,7 +80,7 @@ class Speaker:
         """Returns the proposal of a plan, to send to every host; only one plan may be under way.
 
         Args:
-            plan: What to do.
+            plan: The plan to propose.
             step_time_s: Seconds per inner step; None while that is not known.
             now_s: The time.
         """

@@ -32,7 +32,7 @@ class Held:
 
     Attributes:
         leaf: Its number.
-        region: Of the global array.
+        region: The region of the global array.
         devices: That have it; the first is read.
     """
 
@@ -71,8 +71,8 @@ class HostPlacement:
 
     Args:
         leaves: JAX arrays; their shardings, shapes and dtypes count, their values do not.
-        handed: Of each leaf, the regions that this host hands over, where several have them.
-        names: Of the leaves, for errors.
+        handed: For each leaf, the regions that this host hands over.
+        names: The names of the leaves, for errors.
     """
 
     def __init__(
@@ -131,11 +131,11 @@ class HostPlacement:
         """Puts the values to install beside the shards; not for the training thread.
 
         Args:
-            values: Of each region.
+            values: The values of each region.
             keep: 0: they replace the shards, and are cast to their dtype; else they are added, and kept wide.
 
         Returns:
-            Of each region, one array for each device that has it.
+            For each region, one array for each device that has it.
         """
         placed = []
         for value, each, dtype in zip(values, self.regions, self.dtypes, strict=True):
@@ -170,7 +170,7 @@ class HostPlacement:
         """Returns which leaves to sample, by number, and where: elements of one device that move most.
 
         Args:
-            movements: Of each region, in its shape.
+            movements: The movements of each region, in its shape.
         """
         return {leaf: put(persistence.positions(movements[i]), None) for leaf, i in self._sampled().items()}
 

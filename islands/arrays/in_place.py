@@ -29,7 +29,7 @@ class Part:
     """One host's part of a tensor that is spread over several hosts.
 
     Attributes:
-        shape: Of the whole tensor.
+        shape: The shape of the whole tensor.
         region: The part of it that is here; perhaps empty.
         owned: Whether this host hands it over, and not another one that has it, too.
     """
@@ -92,8 +92,8 @@ class InPlaceLeaf(ABC):
         """Puts an array beside the tensor, on its device; not for the training thread.
 
         Args:
-            value: Of the shape of what is here; not written to afterwards.
-            room: With room for what it replaces, which :meth:`before` will copy.
+            value: In the shape of this host's part; not written to afterwards.
+            room: Whether to reserve memory for the copy of the replaced values by :meth:`before`.
         """
 
     @abstractmethod
@@ -158,7 +158,7 @@ class InPlacePlacement:
 
     Args:
         leaves: At least one.
-        handed: Of an island of several hosts: of each leaf, the regions that this host hands over.
+        handed: With several hosts: for each leaf, the regions that this host hands over.
     """
 
     def __init__(self, leaves: Sequence[InPlaceLeaf], handed: Sequence[frozenset[Region]] | None = None) -> None:

@@ -32,7 +32,7 @@ class Together:
     """Leaves on the same devices, with the computations that copy and replace them.
 
     Args:
-        shardings: Of the leaves; None for uncommitted ones, whose results are uncommitted.
+        shardings: The shardings of the leaves; None for uncommitted ones, whose results are uncommitted.
     """
 
     def __init__(self, shardings: Sequence[Any]) -> None:
@@ -150,7 +150,7 @@ def with_rows(leaf: jax.Array, sections: Sequence[tuple[int, jax.Array]]) -> jax
     """Dispatches a copy of ``leaf`` with some rows replaced, on the same devices.
 
     Args:
-        leaf: As it was.
+        leaf: The leaf before.
         sections: Each with the number of its first row, placed as :func:`rows_of` does.
     """
     starts, arrays = tuple(start for start, _ in sections), [section for _, section in sections]
@@ -227,8 +227,8 @@ def sample(leaves: list[jax.Array], places: list[jax.Array]) -> list[jax.Array]:
     """Dispatches copies of a few elements of leaves that are on the same devices.
 
     Args:
-        leaves: Of one dimension or more.
-        places: Of each, int32 (dimensions, elements), within :func:`sampled_region`.
+        leaves: Arrays of at least one dimension.
+        places: For each, int32 (dimensions, elements), within :func:`sampled_region`.
 
     Raises:
         ConfigError: If an array was donated.
@@ -347,7 +347,7 @@ def part_to_host(leaf: Any, region: Region, device: jax.Device) -> Array:
 
 def _check_alive(leaf: jax.Array) -> None:
     if leaf.is_deleted():
-        cure = "it was donated after island.step: go on with what step returns, never with what it was given"
+        cure = "it was donated after island.step: continue with the result of step, never with its argument"
         raise ConfigError("params", f"deleted {leaf.dtype}{list(leaf.shape)}", cure)
 
 

@@ -26,8 +26,8 @@ MOST_LOOKS = 16
 class Parameters:
     """The caller's tree as fragments, read in microseconds: the path to each leaf is found once.
 
-    Of a leaf that the run has cut, a fragment has some rows. They are views in numpy, and small copies under JAX; they
-    go back into a new leaf. Nothing else in an island knows of it.
+    A leaf that the run has cut has some rows in each fragment. They are views in numpy, and small copies under JAX;
+    they go back into a new leaf. Nothing else in an island knows of it.
 
     Args:
         params: The tree as it was when the island joined.
@@ -50,7 +50,7 @@ class Parameters:
         self._rows: Mapping[str, Section] = {}  # of each section of a leaf that was cut
         self.local: tuple[str, ...] = ()  #: names of the leaves that are the island's own
         self.frozen: tuple[str, ...] = ()  #: that training must not move: in a fragment, or of the base
-        #: Places of what stands in the tree more than once, for :class:`Ties`; in place it stays one.
+        #: Places of tied leaves, for :class:`Ties`; leaves that change in place stay tied.
         self.tied = () if any(map(is_in_place, leaves.values())) else self._names.tied
 
     def assign(self, manifest: FragmentManifest) -> None:
@@ -242,7 +242,7 @@ class Ties:
     jitted: it returns an array for every place. So their bits are compared, until a step has moved them.
 
     Args:
-        places: Of each such array, where it stands among the tree's leaves, in their order: two places or more.
+        places: For each tied array, its two or more places, as numbers of leaves in the tree's order.
 
     Attributes:
         looks: How many further steps are to be looked at.

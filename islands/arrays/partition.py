@@ -7,9 +7,9 @@ Kinds by default, first match first:
     rda      everything else
 
 A unit is one tensor, or one layer or expert of a stacked tensor: under a component ``layers`` or ``blocks`` that is not
-followed by an index, all tensors share a leading axis of layers; under ``experts`` likewise the axis of experts, after
-that of layers. Regular expressions over names override either; names are those of :mod:`islands.arrays.tree`. What is
-no array of real numbers is refused: nothing else is left out of synchronisation in silence.
+followed by an index, all tensors share a leading axis of layers; under ``experts`` they share an axis of experts
+after it. Regular expressions over names override either; names are those of :mod:`islands.arrays.tree`. An array of
+anything but real numbers is refused: nothing is left out of synchronisation in silence.
 
 Reference: Decoupled DiLoCo, https://arxiv.org/abs/2604.21428, appendix D.2 (radial-directional averaging).
 """

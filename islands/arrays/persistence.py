@@ -38,7 +38,7 @@ KEPT, UNDONE = 0.5, 0.15
 LONGEST_STEP, LONGEST_FIRST_STEP = 0.5, 0.1
 #: Adoptions in a row, at different steps, that were undone.
 IN_A_ROW = 5
-#: What was written over is told from a step by its length: in steps, and beside the values themselves.
+#: A tensor was overwritten if it moved this many times a usual step, and this share of its values' length.
 JUMP_STEPS, JUMP_SHARE = 30, 0.01
 
 
@@ -57,7 +57,7 @@ def positions(movement: Array) -> npt.NDArray[np.int32]:
     The count follows from the tensor's size alone.
 
     Args:
-        movement: Of one dimension or more, and with elements.
+        movement: A non-empty array of at least one dimension.
     """
     flat = movement.reshape(-1)
     stride, count = _stride(flat.size), num_positions(flat.size)
@@ -85,10 +85,10 @@ def verdict(
     """Judges one adoption by elements at the same positions before and after it.
 
     Args:
-        before: Of the parameters that were replaced.
-        installed: Of those that took their place.
-        following: Of those that the next step ended with.
-        later: Of those that the step after it ended with.
+        before: Elements of the replaced parameters.
+        installed: Elements of the installed parameters.
+        following: Elements after the next step.
+        later: Elements after the step after that.
         longest_step: Beside the movement.
     """
     start, there, then, after = (
@@ -129,7 +129,7 @@ def jumped(installed: Array, following: Array, later: Array) -> bool:
 class Persistence:
     """The verdicts on one island's adoptions, in the order of its steps; unclear ones do not count.
 
-    Some fragments may keep what others lose: masters may stand beside matrices alone.
+    Fragments are judged one by one: a loop may keep float32 masters of its matrices only.
     """
 
     def __init__(self) -> None:
@@ -145,9 +145,9 @@ class Persistence:
         """Adds a verdict; returns True if adoptions do not stay in the parameters.
 
         Args:
-            fragment_id: Of the version.
+            fragment_id: The version's fragment.
             step: At which it was installed; several may be at once, and are one act of the caller.
-            found: What became of it.
+            found: The verdict on its adoption.
         """
         undone = self._of_fragment.setdefault(fragment_id, set())
         if found in (Verdict.KEPT, Verdict.PULLED):

@@ -31,7 +31,7 @@ class Site:
     """The device, sharding and dtype of one parameter.
 
     Attributes:
-        dtype: Of its elements.
+        dtype: The dtype of its elements.
         on_device: Whether it is a JAX array.
         sharding: Its JAX sharding if it is committed to that. An uncommitted array must stay so: committing it
             would trace and compile the caller's train step once more.
@@ -153,7 +153,7 @@ class Placement:
         """Returns which tensors to sample, by number, and where: the elements that move most.
 
         Args:
-            movements: Of each tensor, in its shape.
+            movements: The movements of each tensor, in its shape.
         """
         sampled = self._sampled([x.shape for x in movements])
         found = {i: persistence.positions(movements[i][self._here(i, movements[i].shape)]) for i in sampled}
@@ -185,7 +185,7 @@ class Placement:
 
         Args:
             leaves: The initial parameters.
-            keep: Of the run.
+            keep: ``keep`` of the run.
         """
         self.copy(leaves)
         shapes = [tuple(x.shape) for x in leaves]
@@ -232,7 +232,7 @@ def sample(leaves: Sequence[Leaf], places: Sequence[Leaf]) -> list[Leaf]:
     """Returns copies of a few elements of each leaf; dispatched only under JAX.
 
     Args:
-        leaves: Of the sorts and devices they may be; usually of one.
+        leaves: Of any types and devices, usually of one.
         places: From :meth:`Placement.places`.
     """
     if not all(map(is_on_device, leaves)):
@@ -350,7 +350,7 @@ def with_rows(leaf: Array, sections: Sequence[tuple[int, Array]]) -> Array:
     """Returns a copy of ``leaf`` with some rows replaced.
 
     Args:
-        leaf: As it was.
+        leaf: The leaf before.
         sections: Each with the number of its first row; no two have a row in common.
     """
     replaced = sum(len(section) for _, section in sections)

@@ -11,7 +11,7 @@ the codec's errors stay in it is error feedback, and needs no buffer of its own:
 handed over differs from what was trained by one rounding, not by the sum of all. Without it (``feedback=False``, for
 the laboratory's comparison) r <- L, and what was rounded away is lost.
 
-In float32 the reference is moved by the sum that moves the parameters: who has not trained has L = r, and so L' = r'
+In float32 the reference is moved by the sum that moves the parameters: without training L = r, and so L' = r'
 and a pseudo-gradient of exactly zero. Of other progress each adoption rounds away a unit in the last place. (With
 0 < keep < 1 a device may fuse the product into the sum; the two results then agree to the last bit but one.)
 
@@ -120,7 +120,7 @@ class Parts:
 
     Args:
         regions: Each with the number of its tensor; None: every tensor is whole here.
-        handed: Of each region, whether this host hands it over, where several have it.
+        handed: For each region, whether this host hands it over.
     """
 
     def __init__(self, regions: Sequence[tuple[int, Region]] | None = None, handed: Sequence[bool] = ()) -> None:
@@ -151,7 +151,7 @@ class Reference:
     Not thread-safe: its calls are made one after the other, in the order of the events that cause them.
 
     Args:
-        tensors: Of the fragment, in manifest order.
+        tensors: The tensors of the fragment, in manifest order.
     """
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
@@ -159,7 +159,7 @@ class Reference:
         #: float32, flat, one per tensor. As a version was installed these may be the version itself, as it is kept to
         #: add differences to: read-only, and replaced with the first change. A model less while training begins.
         self.values: list[Float32Array] = []
-        #: What was found corrupt; empty: nothing. Nothing is handed over until a version has replaced everything.
+        #: The corruption found, or empty. After it nothing is handed over until a version has replaced everything.
         self.flaw = ""
         #: (tensor, first element) -> checksum of a block as it was written. Nothing else tells a bit that flips at
         #: rest from training: it would be handed over as progress. Blocks are looked at as they are read for work, and
@@ -170,8 +170,8 @@ class Reference:
         """Returns the first element that differs from the version after an overwriting adoption, in words.
 
         Args:
-            version: What :meth:`shift` returned with ``keep = 0``.
-            dtypes: Of the local parameters.
+            version: The result of :meth:`shift` with ``keep = 0``.
+            dtypes: The dtypes of the local parameters.
             local: A copy of them, as the adoption has left them.
         """
         for tensor, value, dtype, leaf in zip(self._tensors, version, dtypes, local, strict=True):
@@ -194,8 +194,8 @@ class Reference:
 
         Args:
             local: A copy of the local parameters.
-            codec: Of the pseudo-gradient.
-            feedback: Whether what the codec rounds away stays in the progress, as it must in production. Without, the
+            codec: The codec of the pseudo-gradient.
+            feedback: Whether the codec's rounding error stays in the progress, as it must in production. Without, the
                 reference moves to ``local`` itself, and it is lost: only to show the difference.
 
         Raises:
@@ -237,7 +237,7 @@ class Reference:
         Args:
             payload: The version's, checked against the tensors.
             keep: Share of the local progress that survives.
-            dtypes: Of the local parameters.
+            dtypes: The dtypes of the local parameters.
             mixes: ``keep`` is the share of the local value itself, which the version is mixed with.
 
         Returns:
@@ -278,7 +278,7 @@ class Reference:
         Args:
             shift: From :meth:`shift`.
             keep: As given there.
-            dtypes: Of the local parameters.
+            dtypes: The dtypes of the local parameters.
             before: The local parameters that were replaced, where one of them :func:`is_narrow` and progress is kept.
             mixes: As given there. The reference becomes the version itself.
 
@@ -382,7 +382,7 @@ class HeldVersions:
     as these are. One float32 vector a fragment is kept, and none where versions travel whole. Not thread-safe.
 
     Args:
-        manifest: Of the run.
+        manifest: The manifest of the run.
         differences: Whether versions are expected to come as differences; where they do unexpectedly, the first one of
             a fragment is refused, and its base kept from then on.
     """

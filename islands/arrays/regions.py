@@ -49,8 +49,8 @@ class Spread:
     """One host's regions of a leaf that several hosts share, as numpy arrays.
 
     Attributes:
-        shape: Of the whole array.
-        dtype: Of its elements.
+        shape: The shape of the whole array.
+        dtype: The dtype of its elements.
         parts: Region -> its elements.
     """
 
@@ -80,7 +80,7 @@ def check_alike(
         host: The number of the host.
         ours: The speaker's tensors.
         theirs: The host's.
-        tokens_per_step: As the speaker has declared them, and as the host has.
+        tokens_per_step: The speaker's value and the host's.
 
     Raises:
         ConfigError: It does not: names the tensor, and what both have.
@@ -104,7 +104,7 @@ def owners_of(tensors: Mapping[int, Sequence[HeldTensor]]) -> Owners:
     """Returns for each tensor region -> the host that hands it over.
 
     Args:
-        tensors: Of every host, the same ones.
+        tensors: Every host's tensors, the same ones.
 
     Raises:
         ConfigError: The regions are not the whole of a tensor, each element once: names it.

@@ -35,7 +35,7 @@ def loaded_jax() -> Any:
 class TreeNames:
     """The names of a tree's leaves, taken once, to read and rebuild trees of the same structure.
 
-    One array that stands in two places (tied weights) has one name, that of the first; rebuilding puts the same new
+    One array in two places (tied weights) has one name, that of the first; rebuilding puts the same new
     array in both. Which leaves are tied is settled by identity in the tree given here;
     :class:`islands.arrays.parameters.Ties` finds out whether they are.
     """

@@ -31,7 +31,7 @@ class ModelDirectory:
 
     Attributes:
         name: As the user gave it.
-        path: Of the directory.
+        path: The path of the directory.
     """
 
     name: str

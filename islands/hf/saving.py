@@ -81,7 +81,7 @@ def described(module: Any, name: str) -> dict[str, bytes]:
     """Returns the files that a module is built from, except its weights, as name -> bytes.
 
     Args:
-        module: As it is trained.
+        module: The module in training.
         name: The base model's name, to load an adapter with.
     """
     adapted = isinstance(module, PeftModel)

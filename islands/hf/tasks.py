@@ -68,9 +68,9 @@ def task(
         sequence_length: Most tokens of an example; packed sequences of language models have exactly this length.
         batch: Examples of an inner step.
         accumulation: Parts that a batch is computed in, one after another.
-        learning_rate: Of AdamW, at its highest; it falls to a tenth by a cosine over the whole run.
+        learning_rate: The highest learning rate of AdamW; it falls to a tenth by a cosine over the whole run.
         warm_up_steps: Steps to the highest rate.
-        weight_decay: Of AdamW, for matrices.
+        weight_decay: The weight decay of AdamW, for matrices.
         dtype: ``bf16`` computes in bfloat16; parameters and the optimizer stay in float32. A base that does not train
             is held in it.
         gradient_checkpointing: Compute activations anew in the backward pass: less memory, more time.

@@ -55,10 +55,10 @@ class Corpus:
 
     Attributes:
         train: Token arrays.
-        held_out: The same, never trained on.
+        held_out: Token arrays that are never trained on.
         vocabulary: Every token id is below it.
         sources: Where the tokens came from, for messages.
-        bytes_per_token: Of the held-out text; 1 for bytes, 0 when arrays are among it.
+        bytes_per_token: The bytes per token of the held-out text; 1 for bytes, 0 when arrays are among it.
     """
 
     train: tuple[Tokens, ...]

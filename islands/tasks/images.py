@@ -64,7 +64,7 @@ def task(
     Args:
         batch: Images per inner step; one image is one token.
         hidden: Units of the layer before the last one.
-        channels: Of the first convolution; the second one has twice as many.
+        channels: The channels of the first convolution; the second one has twice as many.
         shift: Training images are also moved by up to ``shift`` pixels in each direction; 0: not.
         learning_rate: Peak of the inner optimizer, AdamW.
         warm_up_steps: Inner steps to the peak.

@@ -113,10 +113,10 @@ def muon(
     section 2.2; as the inner optimizer of DiLoCo: https://arxiv.org/abs/2505.23725.
 
     Args:
-        beta: Of the matrices' momentum.
-        b1: Of Adam, for the others.
-        b2: The same.
-        eps: The same.
+        beta: Decay of the matrices' momentum.
+        b1: ``b1`` of Adam, for all other parameters.
+        b2: ``b2`` of Adam.
+        eps: ``eps`` of Adam.
         weight_decay: Decoupled, of whatever has two dimensions or more.
         clip_norm: Most of the gradient's global norm.
         adam: Regular expression, searched in the path of a parameter (``['layers'][0]['mlp']['up']``): those with two

@@ -77,18 +77,18 @@ def task(
         warm_up_steps: Inner steps to the peak.
         ramp_steps: Inner steps to the full rate of an optimizer that starts afresh in the middle of a run.
         weight_decay: Decoupled, of matrices.
-        b2: Of AdamW: how slowly the mean of squared gradients forgets. It averages over about 1 / (1 - b2) steps: the
-            smaller the batches and the rarer a token, the more of them it takes.
+        b2: ``b2`` of AdamW. The mean of squared gradients averages over about 1 / (1 - b2) steps: small batches and
+            rare tokens need more.
         experts: 0 for a dense model, else feed-forward networks per layer.
         top_k: Experts that a token visits.
         vocabulary: Number of token ids; 0 finds out from the data.
         bpe: 0: a token is a byte. Otherwise the number of pieces of a vocabulary trained on the data, 512 or more; 4096
             suits these models. The loss stays in nats per token, and a token is longer: see ``Task.describe``.
             All islands must name the same text, or their tokens mean different things.
-        dtype: Of the parameters: ``float32`` or ``bfloat16``.
+        dtype: The dtype of the parameters: ``float32`` or ``bfloat16``.
         embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: as matrices are, as if each
             row were a layer of its own.
-        optimizer: The inner one: ``adamw``, as published, or ``muon``: that for the matrices, AdamW for the rest.
+        optimizer: The inner one: ``adamw``, as published, or ``muon`` for matrices with AdamW for the rest.
         momentum: Momentum of Muon, by default 0.95 as published; small models with small batches do better with 0.9.
         held_out_tokens: About this many held-out tokens are evaluated, in evenly spaced sequences of ``context``; all
             of them if there are fewer.

@@ -141,7 +141,7 @@ def loss(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
     """Returns the mean nats per token of predicting ``tokens[:, 1:]``, plus the balance term of a mixture of experts.
 
     Args:
-        params: Of :func:`init`.
+        params: Parameters as from :func:`init`.
         tokens: Integers, shape (batch, context + 1).
         config: The model's shape.
     """
@@ -234,7 +234,7 @@ def _swiglu(params: Params, x: jax.Array) -> jax.Array:
 def _mixture(params: Params, x: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
     """Sends each token through its ``top_k`` experts; ``x``: (tokens, width).
 
-    Shapes are fixed: an expert has ``places`` for tokens, filled in order; whoever comes later skips it. Gathering
+    Shapes are fixed: an expert has ``places`` for tokens, filled in order; later tokens skip it. Gathering
     each expert's tokens and adding the results back costs O(tokens * top_k), where the dispatch tensors of GShard
     (Lepikhin et al., 2020) cost O(tokens * experts * places).
 

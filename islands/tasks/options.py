@@ -1,7 +1,7 @@
 """Checks a task's options, by its signature on loading and by its source before any start.
 
 A task is a function, and its keyword arguments are the options of the table ``[task]``. Importing it may take an array
-library and seconds, in each of several processes at once; the names of its options stand in its source, which is read
+library and seconds, in each of several processes at once; its source shows the names of its options, and is read
 in milliseconds.
 """
 
@@ -33,7 +33,7 @@ def module_and_function(path: str, *, field: str = "task") -> tuple[str, str]:
     """Returns the two halves of ``package.module:function``.
 
     Args:
-        path: What to read.
+        path: The text to split.
         field: The setting that it stands in, for the error.
 
     Raises:
@@ -57,7 +57,7 @@ def check_options(path: str, signature: Signature, options: Mapping[str, Any]) -
 
     Args:
         path: ``package.module:function``, for the error.
-        signature: Of that function.
+        signature: The signature of that function.
         options: By name.
 
     Raises:

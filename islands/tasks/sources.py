@@ -10,7 +10,7 @@ what is its own: of one that shuffles by itself some examples would be trained t
 read twice, and a warning says where that differs.
 
 Which examples a batch holds is arithmetic on the share (:mod:`islands.tasks.data`), so a pass over all islands deals
-each example once, and an island that comes back goes on exactly where the share stands. Neither library is imported.
+each example once, and an island that comes back continues exactly at the share's cursor. Neither library is imported.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class _Stream:
             self._source.set_epoch(epoch)
         begun = iter(self._source if isinstance(self._source, Iterable) else self._source())
         if begun is self._last:
-            cure = f"goes on and does not begin again: {_AGAIN}; of torch's DataLoader persistent_workers=False"
+            cure = f"continues and does not begin again: {_AGAIN}; of torch's DataLoader persistent_workers=False"
             raise ConfigError("source", type(self._source).__name__, cure)
         self._last = begun
         return begun

@@ -140,7 +140,7 @@ def load_task(path: str, options: Mapping[str, Any]) -> Task:
     try:
         task = function(**options)
     except ConfigError as err:
-        # A task knows its options by name, and need not know the table that they stand in.
+        # A task knows its options by name, and need not know their table.
         raise ConfigError(f"task.{err.field.removeprefix('task.')}", err.value, err.cure) from err
     except Exception as err:
         raise broken(path, err) from err
@@ -162,7 +162,7 @@ def named_function(path: str, *, field: str, kind: str) -> Callable[..., Any]:
     """Returns the function at ``path = "package.module:function"``, the value of a setting.
 
     Args:
-        path: What to import.
+        path: The function to import.
         field: The setting, for the error.
         kind: A description of the wanted function, for the error.
 

@@ -48,7 +48,7 @@ def as_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
 
     Args:
         array: Of any dtype that torch has.
-        dtype: Of the tensor; None: as the array's.
+        dtype: The dtype of the tensor; None: as the array's.
     """
     array = np.array(array, order="C", copy=None if array.flags.writeable else True)
     by_integers = {known: (plain, name) for name, (known, plain, _) in _BY_INTEGERS.items()}

@@ -32,14 +32,14 @@ class TorchIsland:
 
     Args:
         island: That has joined with ``leaves``.
-        leaves: Of the module.
-        state: Of the optimizers.
+        leaves: The leaves of the module.
+        state: The state of the optimizers.
         copies: The thread that makes copies on the CPU, if there is one.
         model: That the leaves are of.
 
     Attributes:
         reset_optimizer: The last :meth:`step` replaced spoilt parameters, and let the optimizers begin afresh.
-        sync_share: As of the island, waits for copies included. All others are those of :class:`islands.Island`, too.
+        sync_share: As in :class:`islands.Island`, with waits for copies. All other attributes are the same there.
     """
 
     id: str
@@ -87,12 +87,12 @@ class TorchIsland:
         optimizers' state and the scaler begin afresh: ``reset_optimizer`` says so until the next step.
 
         Args:
-            loss: Of this step, for reports: a number or a tensor of one element, which is read elsewhere and later.
+            loss: The loss of this step, for reports: a number, or a tensor of one element that is read later.
             tokens: Trained in this step; None: ``tokens_per_step`` of the join.
             cursor: A place in the caller's data, which ``restored_cursor`` gives back; None: the number of steps.
 
         Raises:
-            ConfigError: An argument is not what stands here, a parameter was replaced by another object, or the run
+            ConfigError: An argument is not as described here, a parameter was replaced by another object, or the run
                 has thrown this island out.
             LocalProtocolError: The island has left.
         """
@@ -125,7 +125,7 @@ class TorchIsland:
         """Leaves for a while: the island's next process continues as if this one had only been silent.
 
         Args:
-            cursor: As for the next :meth:`step`.
+            cursor: As in :meth:`step`.
             reason: For people.
         """
         at = self._island.inner_step if cursor is None else cursor

@@ -29,11 +29,11 @@ class PlacedLeaf(TensorLeaf):
     """A parameter or buffer of a module, under one or more names.
 
     Args:
-        tensor: As it was at the join.
+        tensor: The tensor at the join.
         places: Modules that hold it, with the attribute's name in each.
         together: All processes of torch.distributed train it.
         buffer: Modules may replace their buffers by others of the same form; parameters stay the same objects.
-        copier: Of the island.
+        copier: The island's copying thread.
         owner: As in :class:`islands.torch.tensors.TensorLeaf`.
     """
 

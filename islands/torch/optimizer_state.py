@@ -81,7 +81,7 @@ class OptimizerState(InPlaceState):
     def tree(self) -> Any:
         """Returns the current tree, with the optimizers' own tensors.
 
-        Of a parameter that had no gradient yet there is no state, which is as good as zeros.
+        A parameter without a gradient so far has no state, which is as good as zeros.
         """
         return {
             "optimizers": [

@@ -40,7 +40,7 @@ def started(count: int) -> Iterator[int]:
     torchrun says, and nothing is started.
 
     Args:
-        count: Of all ranks; 0: one for each GPU, or one where there is none.
+        count: Number of ranks; 0: one for each GPU, or one without GPUs.
 
     Raises:
         ConfigError: There are fewer GPUs. Unavailable: One of the other ranks was lost.
@@ -99,7 +99,7 @@ class _Other(threading.Thread):
 
     def run(self) -> None:
         status = self._process.wait()
-        # Of signals, and of ranks that it has lost itself, it has told the speaker.
+        # It has told the speaker of signals, and of ranks that it has lost itself.
         if status not in (0, STATUS) and status < 128 and not self._killed:
             how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             self._error = lost(f"rank {self._rank} of this island, process {self._process.pid}, {how}")
@@ -120,8 +120,8 @@ class Ranks:
     """The ranks that train a task's module together; a single one by default.
 
     Attributes:
-        rank: Of this process.
-        count: Of all.
+        rank: The rank of this process.
+        count: Number of ranks.
         device: That this process trains on.
     """
 

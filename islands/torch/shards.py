@@ -31,7 +31,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 def part_of_dtensor(tensor: torch.Tensor) -> Part | None:
     """Returns this process's part of a tensor; None for a plain one.
 
-    Of processes that have the same part the first of each replicated dimension of the mesh owns it.
+    If several processes have the same part, the first along each replicated dimension of the mesh owns it.
     """
     if not isinstance(tensor, DTensor):
         return None

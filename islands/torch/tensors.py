@@ -1,7 +1,7 @@
 """PyTorch tensors as leaves that change in place: copies, installation, conversion to and from numpy.
 
 On a GPU copies are made on the caller's stream, with an event behind them; a worker thread takes them to the host on a
-stream of its own. So the training thread dispatches and goes on, and its stream never waits for the host's memory. On
+stream of its own. So the training thread dispatches and continues, and its stream never waits for the host's memory. On
 the CPU larger copies are made by a thread, while the next step computes its gradients (:mod:`islands.torch.copies`).
 """
 
@@ -51,7 +51,7 @@ class TensorLeaf(InPlaceLeaf):
     Args:
         tensor: Of a dtype that numpy has (:func:`numpy_dtype`).
         copier: Makes its larger copies on the CPU; None: the training thread does.
-        owner: What it is part of, for those who find it in a tree.
+        owner: The object that it is part of, for callers that find the leaf in a tree.
     """
 
     __slots__ = ("_part", "_tensor", "copier", "owner")
@@ -234,8 +234,8 @@ class LateCopy(TensorLeaf):
     """A copy on the CPU that a thread makes.
 
     Args:
-        like: Of whose shape and dtype it is.
-        future: Of the copy.
+        like: A leaf with the shape and dtype of the copy.
+        future: The thread's result, the copy.
     """
 
     __slots__ = ("_future",)
@@ -254,8 +254,8 @@ class Blank(InPlaceLeaf):
     """A placeholder for a future tensor: shape and dtype without values.
 
     Args:
-        shape: Of the tensor.
-        dtype: Of torch.
+        shape: The shape of the tensor.
+        dtype: The dtype, of torch.
         device: Where it will be.
         like: Another tensor, over whose processes it will be spread alike; None: it will be whole.
     """

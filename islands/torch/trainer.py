@@ -28,7 +28,7 @@ class Atoll(TrainerCallback):  # type: ignore[misc]  # of no type where transfor
 
     Args:
         address: The broker's, or the path of a join file.
-        tokens_per_step: Of a step of the optimizer, whatever it accumulates.
+        tokens_per_step: Tokens of one optimizer step, accumulated batches included.
         **options: All else that :func:`islands.torch.join` takes.
     """
 

@@ -58,7 +58,7 @@ _EVENTS = (
     | zmq.EVENT_CONNECT_RETRIED
 )
 
-#: What ends a handshake, and says all.
+#: The events that end a handshake.
 _ENDS: dict[int | None, Door] = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: Door.OPEN,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: Door.NOT_ALLOWED,
@@ -69,10 +69,10 @@ def look_at(address: str, *, keys: ClientKeys | None, run: str, context: zmq.Con
     """Returns the findings on one broker, within about 10 s, or 20 s if it is busy.
 
     Args:
-        address: Of its control port.
-        keys: What to connect with; None: without.
+        address: The address of its control port.
+        keys: The keys to connect with; None: without.
         run: The run that it should serve; empty: any.
-        context: Of this process; nothing of it is left in it.
+        context: The context of this process; no socket is left in it.
     """
     doors = {Channel.CONTROL: Door.SILENT, Channel.BULK: Door.SILENT}
     why = ""

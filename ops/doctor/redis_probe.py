@@ -40,7 +40,7 @@ def look_at_redis(url: str, *, given: bool, run: str) -> list[Finding]:
         return asyncio.run(_asked(registry))
     except Unavailable as err:
         if given:
-            cure = "start it, or put its address right; training goes on without, status and standbys do not"
+            cure = "start it, or put its address right; training continues without it, status and standbys do not work"
             return [failure(SUBJECT, str(err), cure)]
         return [_own_server(registry.address)]
 
@@ -61,7 +61,7 @@ def judge(
         address: Where it is.
         server: Its name and version, as far as it says so.
         denied: Commands that our user may not use.
-        round_trip_s: Of one command.
+        round_trip_s: Round trip of one command.
         offset_s: Its clock minus ours, in the middle of that round trip.
         runs: Number of those that it knows of.
         evicts: The policy by which it may throw keys away when its memory is full; empty: it throws none away.

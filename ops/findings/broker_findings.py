@@ -48,12 +48,12 @@ class BrokerSeen:
     """The measurements of one broker.
 
     Attributes:
-        address: Of its control port.
+        address: The address of its control port.
         control: How that received us, with ``bulk`` for the other one.
-        why: What the system said of a door that is not open.
+        why: The system's error for a port that is not open.
         keyed: Whether we came with a key.
         protocol: Version that it speaks; 0: not known.
-        release: Of its package; empty: not known.
+        release: The release of its package; empty: not known.
         run: The run that it serves; empty: not known.
         asked_run: The run that we asked for; empty: any.
         refused: Why it refused our question, in its words.

@@ -25,7 +25,7 @@ class Finding:
         subject: The subject in a word or two.
         verdict: Whether that is good enough.
         seen: The observation in a line.
-        cure: What to do; empty only where nothing is to be done.
+        cure: What to do; empty only if nothing is to be done.
     """
 
     subject: str

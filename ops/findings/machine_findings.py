@@ -42,7 +42,7 @@ def python(
         processors: Those that this process may use.
         missing: Names of packages that cannot be imported.
         curve: Whether ZeroMQ was built with CurveZMQ.
-        release: Of this package; empty: a checkout.
+        release: The release of this package; empty: a checkout.
         fault: A fault of the installed packages, with the cure; None: no fault.
     """
     text = ".".join(map(str, version))
@@ -112,7 +112,7 @@ def open_files(limit: int, most_peers: int) -> Finding:
     """Judges the hard limit of open files, up to which a broker raises its own.
 
     Args:
-        limit: Of a process.
+        limit: The hard limit of a process.
         most_peers: ``max_peers`` of a broker, if nothing else is set.
     """
     islands = files_for_connections(limit, BROKER_FILES, unix=False) // ISLAND_FILES
@@ -130,8 +130,8 @@ def disk(directory: str, *, free_bytes: int, bytes_per_s: float, fsync_s: float)
     Args:
         directory: Where.
         free_bytes: Left for this user.
-        bytes_per_s: Of writing, with one fsync at the end.
-        fsync_s: Of a small write with its fsync.
+        bytes_per_s: Rate of writing, with one fsync at the end.
+        fsync_s: Time of a small write with its fsync.
     """
     text = f"{size(round(bytes_per_s))}/s, fsync {1000 * fsync_s:.1f} ms, {size(free_bytes)} free in {directory}"
     if free_bytes < LOW_DISK_BYTES:

@@ -154,7 +154,7 @@ def _open(sizes: Sequence[float], open_shares: Sequence[float]) -> float:
 
 #: The word for a number that follows from model and machine.
 AUTO = "auto"
-#: What one aggregator merges of eight islands in 24 s on one core (:mod:`ops.forecast.links`): in H steps of a second.
+#: Parameters that one aggregator merges from eight islands in 24 s on one core (:mod:`ops.forecast.links`).
 PARAMETERS_EACH = 10**9
 #: Parameters, momentum and what versions leave over, in float32: they lie in files, for which the machine should have
 #: room in memory, or each round reads its disk. And as much of the fragment that an aggregator merges, with the version

@@ -1,7 +1,7 @@
 """Simulates the goodput of a fleet of any size under random failures. Pure.
 
-Chips fail (:mod:`ops.forecast.failures`), islands pause and go on (:mod:`ops.forecast.timeline`); what that leaves is
-counted by :mod:`ops.forecast.accounts`.
+Chips fail (:mod:`ops.forecast.failures`), islands pause and continue (:mod:`ops.forecast.timeline`), and
+:mod:`ops.forecast.accounts` counts the useful time.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ it. A round's journey is up + down + twice the latency + the aggregator's time.
     streaming   the same fragments, but a site without the version tau steps after the capture waits for it.
     diloco      all parameters every H steps, and everybody waits for the journey.
     dp          a ring all-reduce of bfloat16 gradients among the sites in every step, in 128 buckets, the first of
-                which travel while the backward pass goes on (:mod:`ops.forecast.utilisation`).
+                which travel during the backward pass (:mod:`ops.forecast.utilisation`).
 
 *paper*: what published figures assume. No headers, latency or merging; int4 is 4 bits an element; a fragment goes both
 ways at the same time; DiLoCo and data-parallel by ring; bandwidths on a grid of 0.1 to 1000 Gbit/s in 200 steps.
@@ -75,7 +75,7 @@ class Load:
     def turn_s(self) -> float:
         """Seconds from a round to the first one captured after its version was needed, without waiting.
 
-        Of rounds that follow each other so closely that several are under way, all those of a turn wait together.
+        If several rounds are under way at a time, all rounds of a turn wait together.
         """
         spacing_s = self.interval_s / self.wire.rounds
         return spacing_s * max(1, math.ceil(self.overlap_steps * self.step_s / spacing_s - 1e-9))

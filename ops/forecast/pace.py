@@ -211,7 +211,7 @@ def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: 
     """Returns the share of a site's work that arrives in time, and its age.
 
     Args:
-        up_full: What contributions at the fleet's pace would take of the site's link: above 1 it is too narrow.
+        up_full: The share of the site's link that contributions at the fleet's pace take: above 1 it is too narrow.
         down_full: Likewise of versions.
         fragments: P.
         max_staleness: Versions that a step may be behind, by the aggregator's settings.

@@ -1,7 +1,7 @@
 """Computes accelerator utilisation on a link in closed form. Pure.
 
 Time is counted in inner steps of one step time T; a step is one third forward pass and two thirds backward pass.
-The traffic is cut into *buckets*, which are released while the backward pass goes on and cross a FIFO link one
+The traffic is cut into *buckets*, which are released during the backward pass and cross a FIFO link one
 after the other. Whatever was released in step k must have crossed by the end of step k + tau (the deadline); where
 it has not, the next step starts late, and that is the only way to lose time. With d = payload of one transfer /
 (bandwidth * T) steps on the link, g steps from the start of the releasing step until the last bucket has crossed an

@@ -27,8 +27,8 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
 
     Args:
         task: The task of the islands.
-        cell: Of mode ``decoupled``.
-        seed: Of parameters, data order and the fleet's accidents.
+        cell: A cell of mode ``decoupled``.
+        seed: The seed of parameters, data order and the fleet's accidents.
         judge: Called for every point of the loss curve but the last.
 
     Raises:
@@ -52,7 +52,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     curve: list[Point] = []
     expected_s = total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
     for k in range(1, cell.evaluations):
-        # By tokens, not by time: the points of all modes stand at the same counts.
+        # By tokens, not by time: the points of all modes are at the same counts.
         due = total_tokens * k // cell.evaluations
 
         def reached(due: int = due) -> bool:

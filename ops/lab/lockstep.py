@@ -57,8 +57,8 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
 
     Args:
         task: The task to train.
-        cell: Of any mode but ``decoupled``.
-        seed: Of parameters, data order and step times.
+        cell: A cell of any mode except ``decoupled``.
+        seed: The seed of parameters, data order and step times.
         judge: Called for every point of the loss curve but the last.
     """
     if cell.mode is Mode.DATA_PARALLEL:

@@ -1,8 +1,8 @@
 """The record of a run, and the files of records.
 
-A run of the laboratory ends in an :class:`Outcome`; what is kept of it is a :class:`Record`, one line of JSON in
-``DIRECTORY/EXPERIMENT.jsonl``. The records behind docs/results.md are one compressed file of such lines. Whoever reads
-a record refuses unknown keys. A field added later gets a default, and never changes its type.
+A run of the laboratory ends in an :class:`Outcome`; its :class:`Record` is kept, one line of JSON in
+``DIRECTORY/EXPERIMENT.jsonl``. The records behind docs/results.md are one compressed file of such lines. Unknown keys
+of a record are refused. A field added later gets a default, and never changes its type.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Outcome:
         params: Global parameters at the end.
         curve: Held-out loss on the way, in nats per token, without the end.
         tokens: Trained, by all islands.
-        merged_tokens: Of those, in the global model.
+        merged_tokens: Those of them in the global model.
         virtual_s: Duration of the run in virtual time.
         wasted: Cause -> tokens.
         rounds: Merges of one fragment.
@@ -65,8 +65,8 @@ class Record:
         experiment: Name of the experiment, which is also the name of its file.
         cell: Dotted setting -> scalar or list, only those that differ between the cells of the experiment.
         key: Digest of all that decides the run; a run with the key of an older one replaces it.
-        seed: Of parameters, data order and virtual time.
-        loss: Of the global model on held-out text, nats per token; infinite if it is not a number.
+        seed: The seed of parameters, data order and virtual time.
+        loss: The loss of the global model on held-out text, nats per token; infinite if it is not a number.
         tokens: Trained by all islands.
         virtual_s: Time that passed in the modelled fleet.
         wall_s: Time that passed here.

@@ -46,7 +46,7 @@ class Chapter:
 
     Attributes:
         experiment: The experiment.
-        results: Of each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
+        results: For each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
     """
 
     experiment: Experiment

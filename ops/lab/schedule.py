@@ -1,7 +1,7 @@
 """Checks an experiment, and lists its runs and those that are due.
 
 All of it is decided from the experiment and the records so far. So a stopped experiment continues where it was,
-whoever stopped it, and records that were copied from another machine count as much as those that were made here.
+and records that were copied from another machine count as much as those that were made here.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Finding:
         differences: Seed -> candidate / baseline - 1 of the losses.
         interval: Mean and interval of the differences; None if there are none.
         p_value: One-sided, of "better" claims with at least two pairs.
-        verdict: Of this group.
+        verdict: The verdict on this group.
         reason: An addition to the verdict; may be empty.
     """
 
@@ -125,7 +125,7 @@ def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) ->
 
     Args:
         experiment: Its claims are the family that is corrected for.
-        results: Of each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
+        results: For each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
     """
     found = []
     for comparison in experiment.comparisons:

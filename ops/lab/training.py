@@ -50,9 +50,9 @@ class Rule:
 
     Attributes:
         feedback: Whether the codec's rounding error stays in the island's progress.
-        seed: Of parameters and data order.
+        seed: The seed of parameters and data order.
         fleet_tokens: Tokens of one step of the whole fleet.
-        total_tokens: Of the run, for schedules.
+        total_tokens: The run's target, for schedules.
     """
 
     feedback: bool

@@ -60,8 +60,8 @@ def run_cell(
     The same cell and seed give the same loss to the last bit on the same build and kind of processor.
 
     Args:
-        cell: What to run.
-        seed: Of parameters, data order and virtual time.
+        cell: The cell to run.
+        seed: The seed of parameters, data order and virtual time.
         experiment: For the record.
         varied: The settings in which the cells of the experiment differ, for the record.
 

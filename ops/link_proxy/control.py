@@ -49,7 +49,7 @@ class LinkControl:
     """The client; one connection per call, so that it survives restarts of the links process.
 
     Args:
-        path: Of the socket, ``links.sock`` in the run directory.
+        path: The path of the socket, ``links.sock`` in the run directory.
         within_s: How long a call may take.
     """
 

@@ -116,10 +116,10 @@ def place(
     """Returns the links of a run, with a local port for each target.
 
     Args:
-        tables: Of the region file.
+            tables: Of the region file.
         ways: Of :func:`ways`.
-        find_ports: Returns the first of a number of adjacent free ports.
-        run_dir: Of the run.
+            find_ports: Returns the first of a number of adjacent free ports.
+        run_dir: The run directory.
 
     Raises:
         ConfigError: A glob means no link.

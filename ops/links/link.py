@@ -36,7 +36,7 @@ class Link:
     Args:
         usual: Its condition where no order says otherwise.
         random_source: Draws jitter, damage and resets.
-        now_s: Of the link's own beginning.
+        now_s: The time at which the link begins.
     """
 
     def __init__(self, usual: LinkCondition, *, random_source: random.Random, now_s: float) -> None:

@@ -54,7 +54,7 @@ class Placement:
         devices: Their names; empty for the CPU.
         count: How many they are.
         sharers: Islands that train on each of them.
-        environment: What gives the island these devices, and no others.
+        environment: The variables that give the island these devices, and no others.
     """
 
     platform: Platform = Platform.CPU
@@ -70,7 +70,7 @@ def placements(found: Found, *, islands: int, devices_per_island: int) -> tuple[
     Args:
         found: The devices of this machine.
         islands: How many islands train here.
-        devices_per_island: Of each; 0: one, which islands share if they are more than the GPUs.
+        devices_per_island: Devices of each island; 0: one, which islands share if they outnumber the GPUs.
 
     Raises:
         ConfigError: There are not enough devices, or they cannot be divided like this.

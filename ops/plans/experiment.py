@@ -107,8 +107,8 @@ class Comparison:
         candidate: Fields of a cell, which select it.
         baseline: The same for the cells to compare with.
         kind: The kind of claim.
-        margin: Of candidate / baseline - 1: what still counts as equal, or has to be gained to count as better.
-        equal: What runs of a pair must have in common for a verdict.
+        margin: For candidate / baseline - 1: a difference that counts as equal, or the least that counts as better.
+        equal: The quantity that the runs of a pair must have in common for a verdict.
         ignore: Fields in which candidate and baseline may differ: rates that were chosen for each.
         published: The published value of candidate / baseline - 1.
         source: Where the claim was published; empty for claims of our own.
@@ -196,8 +196,8 @@ class Experiment(_Head):
     """One experiment.
 
     Attributes:
-        name: Of its file, without the suffix.
-        path: Of its file.
+        name: The name of its file, without the suffix.
+        path: The path of its file.
         base: Settings of every cell.
         grids: Axis -> values, for each grid.
         variants: Axis -> name -> settings.
@@ -269,7 +269,7 @@ def experiment_of(path: Path, table: dict[str, Any]) -> Experiment:
     """Returns the experiment in a file; :func:`ops.lab.schedule.load` checks that its parts fit together.
 
     Args:
-        path: Of the file, whose name is the experiment's.
+        path: The path of the file, whose name is the experiment's.
         table: The file's content.
 
     Raises:

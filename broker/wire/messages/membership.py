@@ -28,7 +28,7 @@ class RunSettings:
         total_tokens: Where the run ends; 0 for no end.
         tokens_per_fleet_step: Tokens that as many islands as are configured train in one step, if all have this
             one's ``tokens_per_step``: the unit of ``Island.schedule_step``.
-        seed: Of model initialisation and data order; the same on all islands.
+        seed: The seed of model initialisation and data order; the same on all islands.
         data_ahead_s: Seconds of training for which an island is given data at a time, in blocks.
     """
 
@@ -86,7 +86,7 @@ class Welcome:
     Attributes:
         island_id: The id to use from now on, with ``incarnation``.
         start_step: Inner step to go on from: the highest step known to have been handed over, with ``start_tokens``.
-        blocks: Of the data. ``share`` is always all of them, and ``taken_over`` empty.
+        blocks: The island's blocks of the data. ``share`` is always all of them, and ``taken_over`` empty.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -145,7 +145,7 @@ class StatePart:
 
     Attributes:
         state_id: Names the copy that it is cut from.
-        state_bytes: Of all parts together, without what fills the last one up to whole elements.
+        state_bytes: Bytes of all parts together, without the padding of the last one.
         payload: One buffer; its bytes are of any kind, and called ``f32`` because four of them make an element.
     """
 
@@ -173,8 +173,8 @@ class FilesPart:
     """A part of a model's small files, for the aggregator; ``num_bytes`` 0: none with that digest.
 
     Attributes:
-        digest: Of all of them (:mod:`broker.process.small_files`).
-        num_bytes: Of all parts together, without what fills the last one up to whole elements.
+        digest: The digest of all of them (:mod:`broker.process.small_files`).
+        num_bytes: Bytes of all parts together, without the padding of the last one.
         payload: One buffer; its bytes are of any kind, as those of a :class:`StatePart`.
     """
 

@@ -141,7 +141,7 @@ class Contribution:
         data: Batches its steps were trained on; they add up likewise. Empty: its island does not say.
         hosts: How many hosts the island has. With more than one this is the part of its speaker, host 0, and each of
             the others sends a :class:`HostPart`.
-        places: Of each buffer, where there are several hosts; else none.
+        places: The place of each buffer, for an island of several hosts; else none.
         payload: One buffer per tensor of the fragment; of several hosts, those regions that this one hands over.
     """
 
@@ -184,7 +184,7 @@ class FleetState:
     all else only shard 0 is believed.
 
     Attributes:
-        epoch: Of the leader of this shard; lower ones are ignored.
+        epoch: The epoch of the leader of this shard; lower ones are ignored.
         rounds: Open rounds in which this island owes an answer.
         due_soon: Fragments whose rounds open within two steps and H / P more: copies of them are taken ahead.
         versions: The newest published version per fragment, -1 for none and for those of other shards.
@@ -192,7 +192,7 @@ class FleetState:
         seed: Fragments of version 0 that this island is asked to supply.
         trained_tokens: Tokens of the fleet that count, as last reported: of what islands claim, what is believed.
         fleet_ratio: Tokens of the fleet that count while this island trains one.
-        blocks: Of the data: what is not listed any more is not this island's. ``share`` is all of the data.
+        blocks: The island's blocks of the data; a missing one is no longer its own. ``share`` is all of the data.
         shard: Whose fragments this is about, of ``shards``.
     """
 

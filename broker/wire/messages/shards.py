@@ -65,9 +65,9 @@ class Roster:
     Repeated until :class:`Rostered` says that it is durable there; see :mod:`aggregator.rounds.roster`.
 
     Attributes:
-        epoch: Of the leader of shard 0.
-        serial: Of its run record that says so; grows under one epoch.
-        seeding_id: Of the present attempt at version 0; 0: of none yet.
+        epoch: The epoch of the leader of shard 0.
+        serial: The serial number of the run record with these decisions; grows under one epoch.
+        seeding_id: The number of the present attempt at version 0; 0: none yet.
         seeder: The island that is asked for it, empty for none.
         fragments: The run's manifest; empty before the first island joins, when ``recipe`` is None.
         members: Every island that ever joined.
@@ -95,7 +95,7 @@ class Rostered:
 
     Attributes:
         roster_epoch: With ``roster_serial``: of the newest roster that is durable there; 0: of none in this life.
-        seeding_id: Of the attempt at version 0 that is durable there whole; 0: none is.
+        seeding_id: The number of the attempt at version 0 that is durable there as a whole; 0: none.
         flushed: Its flush is done, as far as it can be.
         begins: Where islands go on whose new life has not begun.
         reached: How far blocks that belong to nobody were trained.

@@ -25,7 +25,7 @@ class Follow:
     The broker answers with :class:`Following` and passes it on to the leader, which sends whatever differs.
 
     Attributes:
-        epoch: Of the leader that it follows: it takes nothing of a lower one any more. 0: of none yet.
+        epoch: The epoch of the leader that it follows; it refuses lower ones. 0: none yet.
         stored: The newest version per fragment, as far as there is one.
         made_under: The epoch under which the last of them was made, as far as the store can tell; 0: there is none.
         run_epoch: With ``run_serial``: of the newest run record in its store.
@@ -72,7 +72,7 @@ class Following:
         epoch: The highest one seen of this shard, 0 for none.
         leader_heard_ago_s: Since the leader was heard last; None if nobody leads here.
         stored: The newest version of each fragment that the broker holds.
-        newest: Of the other standbys of this shard that were heard lately, the one with the newest store.
+        newest: Of the recently heard other standbys of this shard, the one with the newest store.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL

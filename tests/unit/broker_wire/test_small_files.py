@@ -129,5 +129,5 @@ def test_a_link_out_of_the_folder_and_too_many_bytes_are_refused_with_their_cure
     (source / "config.json").unlink()
     with (source / "train.log").open("wb") as file:
         file.truncate(MOST_BYTES + 1)
-    with pytest.raises(model_folder.ConfigError, match=r"train.log has 32.0; move what is no part of the model"):
+    with pytest.raises(model_folder.ConfigError, match=r"train.log has 32.0; move files that"):
         model_folder.read(source)

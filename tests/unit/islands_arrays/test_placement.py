@@ -94,7 +94,7 @@ def test_a_donated_array_is_told_instead_of_read_or_sampled():
     leaf.delete()
     with pytest.raises(ConfigError, match=r"donated after island\.step"):
         placement.to_host(leaf)
-    with pytest.raises(ConfigError, match="go on with what step returns"):
+    with pytest.raises(ConfigError, match="continue with the result of step"):
         placement.sample([leaf], [np.zeros((1, 2), np.int32)])
 
 
