@@ -1,1 +1,1 @@
-"""The relay: routing, presence, queues and refusals of a broker. Pure."""
+"""The relay: routing, senders, queues and refusals of a broker. Pure."""

@@ -2,7 +2,7 @@
 
 A peer is known by its name, and reached by the routing ids that ZeroMQ gave its connections: one on each channel,
 random, new after every reconnect. The directory keeps both maps in step. It learns only from messages that
-:mod:`broker.routing.presence` has admitted, and never holds more than ``max_peers`` names.
+:mod:`broker.routing.senders` has admitted, and never holds more than ``max_peers`` names.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ with the time, and carries out the actions that come back, in order. It calls ag
 :meth:`Relay.next_deadline_s`. Same events, same actions.
 
 This module says which way a message goes. Three modules decide whether it goes at all:
-:mod:`broker.routing.rights` (kinds and keys), :mod:`broker.routing.presence` (replaced or silent senders), and
+:mod:`broker.routing.rights` (kinds and keys), :mod:`broker.routing.senders` (replaced or silent senders), and
 :mod:`broker.routing.observers` (questions). :mod:`broker.routing.deliveries` keeps large messages for their receivers,
 and :mod:`broker.routing.actions` collects the actions, counts them, and words refusals.
 
@@ -63,9 +63,9 @@ from broker.routing.events import (
     Unreachable,
 )
 from broker.routing.observers import Observers
-from broker.routing.presence import Presence
 from broker.routing.queues import Queued
 from broker.routing.rights import Bindings, improper
+from broker.routing.senders import Senders
 from broker.wire import messages as m
 from broker.wire.fragments import shard_of
 from broker.wire.messages import AGGREGATOR, Channel, Reason, kind_of
@@ -87,7 +87,7 @@ class Relay:
         self._out = Actions(run_id=config.run_id, who=self._who)
         self.counters = self._out.counters
         self._deliveries = Deliveries(config, self._who, self._out)
-        self._presence = Presence(config, self._who, self._deliveries, self._out)
+        self._senders = Senders(config, self._who, self._deliveries, self._out)
         self._observers = Observers()
         self._called_at_s: float | None = None
 
@@ -123,29 +123,29 @@ class Relay:
                 self._deliveries.go_on(event, now_s)
             case AllowListChanged(allowed=allowed):
                 self._bindings.replace(allowed)
-                self._presence.revoke(self._bindings)
+                self._senders.revoke(self._bindings)
             case TurnedAway():
                 self._out.turn_away(event)
             case LookedUp(peer=peer, to=to, message=answer):
                 self._out.reply(Channel.BULK, peer, to, answer, len(answer.record))
             case Tick():
                 pass
-        self._presence.lose_silent_leaders(now_s)
+        self._senders.lose_silent_leaders(now_s)
         self._deliveries.retry(now_s)
-        self._presence.forget_silent_peers(now_s)
+        self._senders.forget_silent_peers(now_s)
         return self._out.take()
 
     def _excuse(self, now_s: float) -> None:
         """Ignores silence during a time in which this process stood still: messages of that time arrive now."""
         passed_s = 0.0 if self._called_at_s is None else now_s - self._called_at_s
         self._called_at_s = now_s
-        due_s = self._presence.next_deadline_s() if passed_s > HELD_UP_S else None
+        due_s = self._senders.next_deadline_s() if passed_s > HELD_UP_S else None
         if due_s is not None and now_s > due_s + LATE_S:
-            self._presence.held_up(passed_s)
+            self._senders.held_up(passed_s)
 
     def next_deadline_s(self) -> float | None:
         """Returns the time of the next :class:`Tick`; None if none is needed."""
-        due = (self._deliveries.retry_at_s, self._presence.next_deadline_s())
+        due = (self._deliveries.retry_at_s, self._senders.next_deadline_s())
         return min((each for each in due if each is not None), default=None)
 
     def anyone_may_be(self, sender: str) -> bool:
@@ -204,7 +204,7 @@ class Relay:
     # --- from islands ---
 
     def _from_island(self, event: Received, now_s: float) -> Refusal | None:
-        envelope, peer = event.envelope, self._presence.hear_island(event, now_s)
+        envelope, peer = event.envelope, self._senders.hear_island(event, now_s)
         if not isinstance(peer, Peer):
             return peer
         match envelope.message:
@@ -253,7 +253,7 @@ class Relay:
     # --- from aggregators ---
 
     def _attach(self, event: Received, message: m.Attach | m.AttachBulk, now_s: float) -> Refusal | None:
-        leader = self._presence.attach(event, message, now_s)
+        leader = self._senders.attach(event, message, now_s)
         if not isinstance(leader, Leader):
             return leader
         if isinstance(message, m.AttachBulk):
@@ -265,7 +265,7 @@ class Relay:
         return None
 
     def _from_aggregator(self, event: Received, now_s: float) -> Refusal | None:
-        envelope, leader = event.envelope, self._presence.hear_aggregator(event, now_s)
+        envelope, leader = event.envelope, self._senders.hear_aggregator(event, now_s)
         if not isinstance(leader, Leader):
             return leader
         match envelope.message:
@@ -288,7 +288,7 @@ class Relay:
             case m.Welcome(island_id=island_id, incarnation=incarnation):
                 known = self._who.peers.get(island_id)
                 if known is not None and incarnation > known.incarnation:
-                    self._presence.enter(island_id, incarnation, now_s)  # from here on its earlier lives are fenced
+                    self._senders.enter(island_id, incarnation, now_s)  # from here on its earlier lives are fenced
                 self._out.add(Report(envelope=envelope))
             case m.FleetState(phase=m.Phase.ENDED):
                 leader.ended = True
@@ -303,7 +303,7 @@ class Relay:
     def _follow(self, event: Received, message: m.Follow | m.FollowBulk, now_s: float) -> Refusal | None:
         """Forwards a standby's heartbeat to the leader, and answers with the broker's own knowledge."""
         shard = message.shard
-        peer = self._presence.hear_standby(event, shard, now_s)
+        peer = self._senders.hear_standby(event, shard, now_s)
         if not isinstance(peer, Peer):
             return peer
         if isinstance(message, m.FollowBulk):

@@ -1,6 +1,6 @@
 """Checks a sender's rights: by its role, channel and shard, and by its key. Pure.
 
-:class:`Bindings` asks the key of a connection whether the sender is who it says; :mod:`broker.routing.presence` asks
+:class:`Bindings` asks the key of a connection whether the sender is who it says; :mod:`broker.routing.senders` asks
 what has been heard before.
 """
 

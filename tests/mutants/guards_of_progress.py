@@ -124,7 +124,7 @@ PROGRESS = (
     Mutant(
         8,
         "what waited at the broker for an aggregator that fell silent is dropped without a word",
-        "broker/routing/presence.py::Presence._lose",
+        "broker/routing/senders.py::Senders._lose",
         "self._out.refuse_message(Channel.CONTROL, route, item.envelope, refusal)",
         "pass",
         "unit/broker_routing/test_relay_queues.py::test_what_waits_for_a_leader_that_falls_silent_comes_back",
@@ -263,7 +263,7 @@ PROGRESS = (
     Mutant(
         9,
         "what was recorded is taken once more when it is played back",
-        "broker/routing/presence.py::Presence._repeated",
+        "broker/routing/senders.py::Senders._repeated",
         "if not seen.repeats(event.envelope.sequence):",
         "if seen.repeats(event.envelope.sequence) is not None:",
         "unit/broker_routing/test_relay_peers.py::test_a_message_played_back_over_its_connection_is_refused_and_counted",

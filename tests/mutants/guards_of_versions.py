@@ -258,7 +258,7 @@ VERSIONS = (
     Mutant(
         5,
         "a broker lets an earlier leader attach",
-        "broker/routing/presence.py::Presence.attach",
+        "broker/routing/senders.py::Senders.attach",
         "if leader is not None and epoch < leader.epoch:",
         "if leader is not None and epoch < 0:",
         "unit/broker_routing/test_relay_leaders.py::test_lower_epochs_are_fenced",
@@ -267,7 +267,7 @@ VERSIONS = (
     Mutant(
         5,
         "a broker passes on what an earlier leader says",
-        "broker/routing/presence.py::Presence.hear_aggregator",
+        "broker/routing/senders.py::Senders.hear_aggregator",
         "if epoch < highest:",
         "if epoch < 0:",
         "unit/broker_routing/test_relay_leaders.py::test_lower_epochs_are_fenced",
@@ -275,7 +275,7 @@ VERSIONS = (
     Mutant(
         5,
         "a broker hears earlier lives of an island",
-        "broker/routing/presence.py::Presence.hear_island",
+        "broker/routing/senders.py::Senders.hear_island",
         "if peer is not None and incarnation < peer.incarnation:",
         "if peer is not None and incarnation < 0:",
         "unit/broker_routing/test_relay_peers.py::test_a_lower_incarnation_is_fenced_and_told_over_its_own_connection",
@@ -324,7 +324,7 @@ VERSIONS = (
     Mutant(
         5,
         "a broker lets one shard speak for another",
-        "broker/routing/presence.py::Presence.hear_aggregator",
+        "broker/routing/senders.py::Senders.hear_aggregator",
         "if shard not in (None, leader.shard):",
         "if shard is None and leader.shard < 0:",
         "unit/broker_routing/test_relay_leaders.py::test_a_shard_that_speaks_for_another_is_refused",

@@ -28,7 +28,7 @@ from broker.wire.schema import MAX_HOSTS
 Speaker = TypeVar("Speaker", Peer, Leader)
 
 
-class Presence:
+class Senders:
     """Keeps the directory; each ``hear`` method returns the sender, or why its message is refused."""
 
     def __init__(self, config: RelayConfig, who: Directory, deliveries: Deliveries, out: Actions) -> None:
