@@ -29,7 +29,7 @@ from broker.wire.addresses import channel_address, split_tcp
 from broker.wire.codec import decode, encode
 from broker.wire.headers import DEFAULT_LIMITS, Buffer
 from broker.wire.messages import BROKER, Channel, Envelope, Reason
-from ops.findings.broker_findings import BrokerSeen, Door, Way
+from ops.findings.broker_findings import BrokerSeen, LinkSeen, PortState
 from ops.findings.machine_findings import median
 
 #: For the handshake of one port; in it ZeroMQ tries again every 0.1 s.
@@ -41,7 +41,7 @@ ANSWER_WITHIN_S = 2.0
 #: For all probes of one direction. A broker's last answer may be behind others' versions.
 MEASURE_S = 2.0
 ROUND_TRIPS = 7
-#: Largest probes in each direction: a fast way, which others use as well, is not filled for longer.
+#: Largest probes in each direction: a fast link that others use as well is not filled for longer.
 FULL_PROBES = 3
 #: The name that is asked for where the user names no run: a probe is answered whatever it names.
 ANY_RUN = "atoll"
@@ -59,9 +59,9 @@ _EVENTS = (
 )
 
 #: The events that end a handshake.
-_ENDS: dict[int | None, Door] = {
-    zmq.EVENT_HANDSHAKE_SUCCEEDED: Door.OPEN,
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: Door.NOT_ALLOWED,
+_ENDS: dict[int | None, PortState] = {
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: PortState.OPEN,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: PortState.NOT_ALLOWED,
 }
 
 
@@ -74,23 +74,23 @@ def look_at(address: str, *, keys: ClientKeys | None, run: str, context: zmq.Con
         run: The run that it should serve; empty: any.
         context: The context of this process; no socket is left in it.
     """
-    doors = {Channel.CONTROL: Door.SILENT, Channel.BULK: Door.SILENT}
+    ports = {Channel.CONTROL: PortState.SILENT, Channel.BULK: PortState.SILENT}
     why = ""
     with contextlib.ExitStack() as stack:
         sockets = {channel: _connected(stack, context, address, channel, keys) for channel in Channel}
         for channel in Channel:
-            doors[channel], why = _door(sockets[channel], address, channel, keyed=keys is not None)
-            if doors[channel] is not Door.OPEN:
+            ports[channel], why = _port_state(sockets[channel], address, channel, keyed=keys is not None)
+            if ports[channel] is not PortState.OPEN:
                 break
         seen = BrokerSeen(
             address=address,
-            control=doors[Channel.CONTROL],
-            bulk=doors[Channel.BULK],
+            control=ports[Channel.CONTROL],
+            bulk=ports[Channel.BULK],
             why=why,
             keyed=keys is not None,
             asked_run=run,
         )
-        return seen if why or doors[Channel.BULK] is not Door.OPEN else _measured(sockets[Channel.BULK][0], seen)
+        return seen if why or ports[Channel.BULK] is not PortState.OPEN else _measured(sockets[Channel.BULK][0], seen)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _connected(
     return sock, monitor
 
 
-def _door(watched: _Watched, address: str, channel: Channel, *, keyed: bool) -> tuple[Door, str]:
+def _port_state(watched: _Watched, address: str, channel: Channel, *, keyed: bool) -> tuple[PortState, str]:
     """Waits for the handshake; if it fails, finds the reason."""
     tcp = address.startswith("tcp:")
     event = _end_of_handshake(watched, OPEN_WITHIN_S, retried=tcp)
@@ -128,9 +128,9 @@ def _door(watched: _Watched, address: str, channel: Channel, *, keyed: bool) -> 
         if event is None:
             event = _end_of_handshake(watched, BUSY_WITHIN_S, retried=tcp)
         if event is None or (event not in _ENDS and not keyed):
-            return Door.SILENT, "it did not end the handshake"
-        return _ENDS.get(event, Door.OTHER_BROKER), ""
-    return _ENDS.get(event, Door.UNREACHABLE), ""
+            return PortState.SILENT, "it did not end the handshake"
+        return _ENDS.get(event, PortState.OTHER_BROKER), ""
+    return _ENDS.get(event, PortState.UNREACHABLE), ""
 
 
 def _end_of_handshake(watched: _Watched, within_s: float, *, retried: bool) -> int | None:
@@ -143,7 +143,7 @@ def _end_of_handshake(watched: _Watched, within_s: float, *, retried: bool) -> i
     return None
 
 
-def _misfit(host: str, port: int, *, keyed: bool) -> tuple[Door, str] | None:
+def _misfit(host: str, port: int, *, keyed: bool) -> tuple[PortState, str] | None:
     """Returns why no handshake with a port is possible, by its first bytes; None if it is."""
     try:
         with socket.create_connection((host, port), OPEN_WITHIN_S) as connection:
@@ -155,17 +155,17 @@ def _misfit(host: str, port: int, *, keyed: bool) -> tuple[Door, str] | None:
                 if said[:1] != _SIGNATURE[:1]:
                     break
     except socket.gaierror as err:
-        return Door.NO_NAME, err.strerror or ""
+        return PortState.NO_NAME, err.strerror or ""
     except TimeoutError:
-        return Door.SILENT, f"no answer within {OPEN_WITHIN_S:g} s"
+        return PortState.SILENT, f"no answer within {OPEN_WITHIN_S:g} s"
     except OSError as err:
-        return Door.UNREACHABLE, os.strerror(err.errno) if err.errno else str(err)
+        return PortState.UNREACHABLE, os.strerror(err.errno) if err.errno else str(err)
     mechanism = said[12:32].rstrip(b"\0")
     if mechanism == b"CURVE":
-        return None if keyed else (Door.WANTS_KEY, "")
+        return None if keyed else (PortState.WANTS_KEY, "")
     if mechanism == b"NULL":
-        return (Door.WANTS_NO_KEY, "") if keyed else None
-    return Door.STRANGER, "it does not speak ZMTP 3"
+        return (PortState.WANTS_NO_KEY, "") if keyed else None
+    return PortState.STRANGER, "it does not speak ZMTP 3"
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -241,18 +241,18 @@ class _Asking:
 def _measured(sock: zmq.Socket[Any], seen: BrokerSeen) -> BrokerSeen:
     asking = _Asking(sock, seen.asked_run or ANY_RUN)
     _, answer = asking.ask(within_s=ANSWER_WITHIN_S)
-    way = None if answer is None else _way(asking)
+    link = None if answer is None else _link(asking)
     return replace(
         seen,
         protocol=asking.protocol,
         release=answer.release if answer is not None else "",
         run=asking.run,
         refused=asking.refused,
-        way=way,
+        link=link,
     )
 
 
-def _way(asking: _Asking) -> Way | None:
+def _link(asking: _Asking) -> LinkSeen | None:
     trips: list[tuple[float, float]] = []  # seconds, and the broker's clock minus ours in the middle of it
     ends_s = time.monotonic() + ANSWER_WITHIN_S
     while len(trips) < ROUND_TRIPS and time.monotonic() < ends_s:
@@ -265,7 +265,7 @@ def _way(asking: _Asking) -> Way | None:
     least_s, offset_s = min(trips)
     up = _rate(asking, least_s, up=True)
     down = _rate(asking, least_s, up=False) if up else 0.0
-    return Way(
+    return LinkSeen(
         round_trips_s=tuple(took_s for took_s, _ in trips),
         up_bits_per_s=up,
         down_bits_per_s=down,

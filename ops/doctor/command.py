@@ -202,7 +202,7 @@ def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
         if name not in asked.skip:
             yield subject, None
             yield subject, _Probe(subject, look, within_s).result()
-    if later is not None:  # before the broker: it would be in the way of what is measured there
+    if later is not None:  # before the broker: it would disturb the measurements there
         yield "JAX", None
         yield "JAX", later.result()
     found, keys = look_at_keys(asked.key)

@@ -9,7 +9,7 @@ from broker.wire.messages import PROTOCOL_VERSION
 from ops.findings.finding import Finding, failure, ok, warning
 from ops.findings.machine_findings import clock_apart, median
 
-#: A way that is slower makes a model of a hundred million parameters wait for minutes.
+#: A slower link makes a model of a hundred million parameters wait for minutes.
 NARROW_BITS_PER_S = 10e6
 #: A connection that carries so much of what its buffers let it carry is full.
 FILLED = 0.3
@@ -18,12 +18,12 @@ LONG_ROUND_TRIP_S = 1.0
 EXAMPLE_PARAMETERS = 100_000_000
 
 
-class Door(StrEnum):
+class PortState(StrEnum):
     """The outcome of a connection to a broker's port."""
 
     OPEN = "open"
     NO_NAME = "no name"  # its host's name is not known
-    UNREACHABLE = "unreachable"  # nobody listens, or no way leads there
+    UNREACHABLE = "unreachable"  # nobody listens, or there is no route
     SILENT = "silent"  # packets vanish, or what listens says nothing
     STRANGER = "stranger"  # what listens is no broker
     WANTS_KEY = "wants key"
@@ -33,7 +33,7 @@ class Door(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class LinkSeen:
     """The link to a broker; rates in bits per second, 0 if nothing came in time."""
 
     round_trips_s: tuple[float, ...]
@@ -57,12 +57,12 @@ class BrokerSeen:
         run: The run that it serves; empty: not known.
         asked_run: The run that we asked for; empty: any.
         refused: Why it refused our question, in its words.
-        way: None: it could not be measured.
+        link: None: it could not be measured.
     """
 
     address: str
-    control: Door
-    bulk: Door
+    control: PortState
+    bulk: PortState
     why: str = ""
     keyed: bool = False
     protocol: int = 0
@@ -70,57 +70,58 @@ class BrokerSeen:
     run: str = ""
     asked_run: str = ""
     refused: str = ""
-    way: Way | None = None
+    link: LinkSeen | None = None
 
 
 def judge(seen: BrokerSeen, own_release: str) -> list[Finding]:
     """Returns the findings on one broker, in the order of the probes."""
-    doors = [(name, door) for name, door in (("control", seen.control), ("bulk", seen.bulk)) if door is not Door.OPEN]
-    if doors:
-        return [_closed(seen, *doors[0])]
+    both = (("control", seen.control), ("bulk", seen.bulk))
+    closed = [(name, state) for name, state in both if state is not PortState.OPEN]
+    if closed:
+        return [_closed(seen, *closed[0])]
     keys = "with this key" if seen.keyed else "without keys"
     found = [ok("broker", f"{seen.address} and its bulk port take connections {keys}")]
     if seen.protocol not in (0, PROTOCOL_VERSION):
         return [*found, _other_protocol(seen, own_release)]
-    if seen.way is None:
+    if seen.link is None:
         cure = "look into the broker's log; a broker that has just started answers within a second"
         return [*found, failure("broker", f"it does not answer{f': {seen.refused}' if seen.refused else ''}", cure)]
     if seen.asked_run and seen.run != seen.asked_run:
         cure = f"say --run {seen.run} to every process, or go to the broker of {seen.asked_run}"
         found.append(failure("broker", f"it serves the run {seen.run}, not {seen.asked_run}", cure))
     found.append(_version(seen, own_release))
-    found.append(_round_trip(seen.way))
-    found.append(_bandwidth(seen.way))
-    if seen.way.clock_offset_s is not None:
-        found.append(clock_apart("the broker", seen.way.clock_offset_s, min(seen.way.round_trips_s) / 2))
+    found.append(_round_trip(seen.link))
+    found.append(_bandwidth(seen.link))
+    if seen.link.clock_offset_s is not None:
+        found.append(clock_apart("the broker", seen.link.clock_offset_s, min(seen.link.round_trips_s) / 2))
     return found
 
 
-def _closed(seen: BrokerSeen, name: str, door: Door) -> Finding:
+def _closed(seen: BrokerSeen, name: str, state: PortState) -> Finding:
     said = f" ({seen.why})" if seen.why else ""
     where = f"the {name} port of {seen.address}"
-    match door:
-        case Door.NO_NAME:
+    match state:
+        case PortState.NO_NAME:
             return failure(
                 "broker", f"the host of {seen.address} is not known{said}", "check the name, and the name service"
             )
-        case Door.UNREACHABLE:
+        case PortState.UNREACHABLE:
             cure = "start the broker there, with --host 0.0.0.0 if it is another machine; check address and port"
             if name == "bulk":
                 cure = "let both ports through: tensors use the one after that of --broker"
             return failure("broker", f"{where} cannot be reached{said}", cure)
-        case Door.SILENT:
+        case PortState.SILENT:
             cure = "let both ports through every firewall on the way: that of --broker, and the next one"
             return failure("broker", f"{where} says nothing{said}", cure)
-        case Door.STRANGER:
+        case PortState.STRANGER:
             return failure("broker", f"what listens at {where} is no broker{said}", "check host and port")
-        case Door.WANTS_KEY:
+        case PortState.WANTS_KEY:
             cure = "give this process's secret key with --key; `atoll keys new island NAME` on the hub makes one"
             return failure("keys", f"{where} takes connections with keys only", cure)
-        case Door.WANTS_NO_KEY:
+        case PortState.WANTS_NO_KEY:
             cure = "start the broker with --key, or leave --key out on a network that you trust"
             return failure("keys", f"{where} takes connections without keys only", cure)
-        case Door.NOT_ALLOWED:
+        case PortState.NOT_ALLOWED:
             cure = "bring the .public file to the hub, and there: atoll keys allow FILE.public"
             return failure("keys", f"{where} does not have this key on its allow list", cure)
         case _:
@@ -142,25 +143,25 @@ def _version(seen: BrokerSeen, own_release: str) -> Finding:
     return ok("version", text)
 
 
-def _round_trip(way: Way) -> Finding:
-    low, high = min(way.round_trips_s), max(way.round_trips_s)
-    middle = median(way.round_trips_s)
-    text = f"{_ms(middle)} there and back, {_ms(low)} to {_ms(high)} in {len(way.round_trips_s)} measurements"
+def _round_trip(link: LinkSeen) -> Finding:
+    low, high = min(link.round_trips_s), max(link.round_trips_s)
+    middle = median(link.round_trips_s)
+    text = f"{_ms(middle)} there and back, {_ms(low)} to {_ms(high)} in {len(link.round_trips_s)} measurements"
     if middle <= LONG_ROUND_TRIP_S:
         return ok("round trip", text)
     return warning("round trip", text, "look for a full queue on the way; versions come that much later, and staler")
 
 
-def _bandwidth(way: Way) -> Finding:
-    text = f"{_rate(way.up_bits_per_s)} up, {_rate(way.down_bits_per_s)} down"
-    low = min(way.up_bits_per_s, way.down_bits_per_s)
+def _bandwidth(link: LinkSeen) -> Finding:
+    text = f"{_rate(link.up_bits_per_s)} up, {_rate(link.down_bits_per_s)} down"
+    low = min(link.up_bits_per_s, link.down_bits_per_s)
     if low <= 0:
         cure = "measure again, or with iperf3: less than 64 KiB came through in the time there was"
         return warning("bandwidth", text, cure)
     bits = 16 * EXAMPLE_PARAMETERS
-    text += f"; 100 M parameters as bf16 take {bits / way.up_bits_per_s:.1f} s and {bits / way.down_bits_per_s:.1f} s"
-    most = 8 * way.buffer_bytes / min(way.round_trips_s)
-    if max(way.up_bits_per_s, way.down_bits_per_s) > FILLED * most > 0:
+    text += f"; 100 M parameters as bf16 take {bits / link.up_bits_per_s:.1f} s and {bits / link.down_bits_per_s:.1f} s"
+    most = 8 * link.buffer_bytes / min(link.round_trips_s)
+    if max(link.up_bits_per_s, link.down_bits_per_s) > FILLED * most > 0:
         text += f"; one TCP connection has at most {_rate(most)} at this round trip: `island --connections 4` has more"
     if low >= NARROW_BITS_PER_S:
         return ok("bandwidth", text)

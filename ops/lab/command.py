@@ -124,11 +124,11 @@ def _show(args: argparse.Namespace) -> int:
         raise ConfigError("--records", str(args.records), "is not there: give the place that lab run was given")
     for path in args.experiments:
         experiment = load(path)
-        print(standing(experiment, read(args.records, experiment.name)), flush=True)
+        print(progress_of(experiment, read(args.records, experiment.name)), flush=True)
     return 0
 
 
-def standing(experiment: Experiment, records: tuple[Record, ...]) -> str:
+def progress_of(experiment: Experiment, records: tuple[Record, ...]) -> str:
     """Returns the state of an experiment as lines: finished and missing runs, and verdicts so far."""
     results = current(experiment, records)
     runs = len({run.key for of_cell in results for run in of_cell.values()})

@@ -105,7 +105,7 @@ def _table(found: Sequence[tuple[Experiment, Finding]]) -> str:
             *([figure] if sourced else []),
             difference(each.interval),
             str(len(each.differences)),
-            told(each),
+            in_words(each),
             f"`{experiment.command}`",
         )
         rows.append(f"| {' | '.join(cells)} |")
@@ -114,13 +114,13 @@ def _table(found: Sequence[tuple[Experiment, Finding]]) -> str:
 
 def _list(found: Sequence[tuple[Experiment, Finding]]) -> str:
     return "\n".join(
-        f"* {_claim_of(each)}: {difference(each.interval)}, {told(each)} (`{experiment.name}`)"
+        f"* {_claim_of(each)}: {difference(each.interval)}, {in_words(each)} (`{experiment.name}`)"
         for experiment, each in found
     )
 
 
 def _count(found: Sequence[tuple[Experiment, Finding]]) -> str:
-    counted = Counter(told(finding).partition(":")[0] for _, finding in found)
+    counted = Counter(in_words(finding).partition(":")[0] for _, finding in found)
     return f"{len(found)} claims: {', '.join(f'{number} {word}' for word, number in sorted(counted.items()))}."
 
 
@@ -128,7 +128,7 @@ def _claim_of(finding: Finding) -> str:
     return finding.comparison.claim + (f" [{finding.name}]" if finding.name != "all" else "")
 
 
-def told(finding: Finding) -> str:
+def in_words(finding: Finding) -> str:
     """Returns a verdict in words, with its reason."""
     words = _WORDS | _PUBLISHED if finding.comparison.source else _WORDS
     reason = "the runs are identical" if finding.verdict is Verdict.IDENTICAL else finding.reason

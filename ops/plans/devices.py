@@ -140,7 +140,7 @@ def merged(environment: Mapping[str, str], placement: Placement) -> dict[str, st
     return both | ({"XLA_FLAGS": " ".join(flags)} if flags else {})
 
 
-def judging(places: tuple[Placement, ...], processes: int) -> dict[str, str]:
+def for_evaluation(places: tuple[Placement, ...], processes: int) -> dict[str, str]:
     """Returns the variables of evaluation processes, which share the first GPU."""
     if not places or places[0].platform is not Platform.GPU:
         return {"JAX_PLATFORMS": "cpu"}  # a TPU has one process at a time

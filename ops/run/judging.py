@@ -62,7 +62,7 @@ def judge(plan: LocalPlan, signals: Signals, *, found: tuple[Metrics, Metrics] =
     """
     before, after = plan.run_dir / SEED, plan.run_dir / MODEL
     environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
-    environment |= devices.judging(plan.devices, sum(not metrics for metrics in found))
+    environment |= devices.for_evaluation(plan.devices, sum(not metrics for metrics in found))
     logs = plan.run_dir / "logs"
     specs = [
         ProcessSpec(

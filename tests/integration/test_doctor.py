@@ -131,15 +131,15 @@ def test_the_measured_way_is_the_one_there_is(plain):
 
     seen = asyncio.run(scenario())
     assert (seen.control, seen.bulk, seen.run, seen.protocol) == (
-        broker_findings.Door.OPEN,
-        broker_findings.Door.OPEN,
+        broker_findings.PortState.OPEN,
+        broker_findings.PortState.OPEN,
         "demo",
         PROTOCOL_VERSION,
     )
-    assert 0.05 <= min(seen.way.round_trips_s) < 0.5
-    assert 4e6 < seen.way.up_bits_per_s < 24e6
-    assert 12e6 < seen.way.down_bits_per_s < 72e6
-    assert abs(seen.way.clock_offset_s) < min(seen.way.round_trips_s)  # of one clock, over unequal ways
+    assert 0.05 <= min(seen.link.round_trips_s) < 0.5
+    assert 4e6 < seen.link.up_bits_per_s < 24e6
+    assert 12e6 < seen.link.down_bits_per_s < 72e6
+    assert abs(seen.link.clock_offset_s) < min(seen.link.round_trips_s)  # of one clock, over unequal ways
 
 
 def test_the_run_of_a_broker_is_found_or_found_to_be_another(plain):
@@ -184,7 +184,7 @@ def test_a_broker_that_is_busy_in_the_handshake_is_not_taken_for_another(keys, m
         with zmq.Context() as context:
             seen = broker_probe.look_at(address, keys=own, run="", context=context)
         listening.shutdown(socket.SHUT_RDWR)
-    assert (seen.control, seen.why) == (broker_findings.Door.SILENT, "it did not end the handshake")
+    assert (seen.control, seen.why) == (broker_findings.PortState.SILENT, "it did not end the handshake")
 
 
 def test_a_key_where_none_is_wanted_and_one_that_others_may_read(plain, keys, tmp_path):

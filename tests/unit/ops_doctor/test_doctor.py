@@ -10,7 +10,7 @@ from broker.base.errors import ConfigError
 from broker.wire.messages import PROTOCOL_VERSION
 from ops.doctor import command, machine_probe, redis_probe
 from ops.findings import broker_findings, machine_findings
-from ops.findings.broker_findings import BrokerSeen, Door, Way
+from ops.findings.broker_findings import BrokerSeen, LinkSeen, PortState
 from ops.findings.finding import Verdict, exit_status, failure, ok, summary, to_json, warning
 
 OK, WARNING, FAILURE = Verdict.OK, Verdict.WARNING, Verdict.FAILURE
@@ -60,12 +60,17 @@ def test_what_was_seen_of_a_machine_is_judged(finding, verdict):
     assert finding.cure or finding.verdict is OK
 
 
-GOOD = Way(round_trips_s=(0.02, 0.03, 0.5), up_bits_per_s=1e9, down_bits_per_s=8e8, clock_offset_s=0.01)
+GOOD = LinkSeen(round_trips_s=(0.02, 0.03, 0.5), up_bits_per_s=1e9, down_bits_per_s=8e8, clock_offset_s=0.01)
 
 
-def broker(way=GOOD, **changes):
-    usual = {"address": "tcp://hub:7001", "control": Door.OPEN, "bulk": Door.OPEN, "protocol": PROTOCOL_VERSION}
-    usual |= {"release": "1.0", "run": "demo", "way": way}
+def broker(link=GOOD, **changes):
+    usual = {
+        "address": "tcp://hub:7001",
+        "control": PortState.OPEN,
+        "bulk": PortState.OPEN,
+        "protocol": PROTOCOL_VERSION,
+    }
+    usual |= {"release": "1.0", "run": "demo", "link": link}
     return broker_findings.judge(BrokerSeen(**(usual | changes)), own_release="1.0")
 
 
@@ -84,16 +89,16 @@ def test_a_good_broker_is_told_of_with_its_way_version_and_clock():
 
 @pytest.mark.parametrize(("round_trip_s", "said"), [(0.02, False), (0.08, True)])
 def test_a_connection_that_its_buffers_hold_back_is_told_of(round_trip_s, said):
-    way = Way(round_trips_s=(round_trip_s,), up_bits_per_s=2e8, down_bits_per_s=3e8, buffer_bytes=4 << 20)
-    bandwidth = the("bandwidth", broker(way))
+    link = LinkSeen(round_trips_s=(round_trip_s,), up_bits_per_s=2e8, down_bits_per_s=3e8, buffer_bytes=4 << 20)
+    bandwidth = the("bandwidth", broker(link))
     assert bandwidth.verdict is OK
     assert ("at most 419 Mbit/s at this round trip: `island --connections 4`" in bandwidth.seen) is said
 
 
-@pytest.mark.parametrize("door", [each for each in Door if each is not Door.OPEN])
+@pytest.mark.parametrize("state", [each for each in PortState if each is not PortState.OPEN])
 @pytest.mark.parametrize("port", ["control", "bulk"])
-def test_a_port_that_does_not_open_is_the_only_failure_and_has_a_cure(port, door):
-    (found,) = broker(**{port: door})
+def test_a_port_that_does_not_open_is_the_only_failure_and_has_a_cure(port, state):
+    (found,) = broker(**{port: state})
     assert found.verdict is FAILURE
     assert "hub:7001" in found.seen
     assert found.cure
@@ -103,7 +108,7 @@ def test_a_port_that_does_not_open_is_the_only_failure_and_has_a_cure(port, door
     ("protocol", "where"), [(PROTOCOL_VERSION - 1, "broker's host"), (PROTOCOL_VERSION + 1, "this machine")]
 )
 def test_the_older_side_is_named_where_the_protocols_differ(protocol, where):
-    _, found = broker(protocol=protocol, way=None)
+    _, found = broker(protocol=protocol, link=None)
     assert (found.subject, found.verdict) == ("version", FAILURE)
     assert where in found.cure
 
@@ -115,16 +120,16 @@ def test_a_release_that_speaks_the_same_protocol_may_be_another_one():
 
 
 @pytest.mark.parametrize(
-    ("way", "subject"),
+    ("link", "subject"),
     [
-        (Way(round_trips_s=(2.0,), up_bits_per_s=1e9, down_bits_per_s=1e9), "round trip"),
-        (Way(round_trips_s=(0.1,), up_bits_per_s=1e6, down_bits_per_s=1e9), "bandwidth"),
-        (Way(round_trips_s=(0.1,)), "bandwidth"),
-        (Way(round_trips_s=(0.1,), up_bits_per_s=1e9, down_bits_per_s=1e9, clock_offset_s=-60.0), "clock"),
+        (LinkSeen(round_trips_s=(2.0,), up_bits_per_s=1e9, down_bits_per_s=1e9), "round trip"),
+        (LinkSeen(round_trips_s=(0.1,), up_bits_per_s=1e6, down_bits_per_s=1e9), "bandwidth"),
+        (LinkSeen(round_trips_s=(0.1,)), "bandwidth"),
+        (LinkSeen(round_trips_s=(0.1,), up_bits_per_s=1e9, down_bits_per_s=1e9, clock_offset_s=-60.0), "clock"),
     ],
 )
-def test_a_poor_way_is_a_warning(way, subject):
-    found = broker(way)
+def test_a_poor_link_is_a_warning(link, subject):
+    found = broker(link)
     assert [each.subject for each in found if each.verdict is not OK] == [subject]
     assert exit_status(found) == 0
 

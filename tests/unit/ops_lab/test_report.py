@@ -50,7 +50,7 @@ def test_the_page_of_results_is_what_the_records_give(published):
 
 def test_the_records_in_the_repository_answer_their_experiments(published):
     for experiment, records in published:
-        assert "of processor time; 0 due\n" in command.standing(experiment, records), experiment.name
+        assert "of processor time; 0 due\n" in command.progress_of(experiment, records), experiment.name
         for each in report.Chapter(experiment=experiment, results=current(experiment, records)).findings:
             low, high, margin = each.interval.low, each.interval.high, each.comparison.margin
             if each.comparison.kind == "not-worse" and each.verdict != "identical":
@@ -58,7 +58,7 @@ def test_the_records_in_the_repository_answer_their_experiments(published):
 
 
 def test_without_records_everything_is_due_and_nothing_known():
-    first, second, *rest = command.standing(load(ROOT / "examples/lab/parity.toml"), ()).splitlines()
+    first, second, *rest = command.progress_of(load(ROOT / "examples/lab/parity.toml"), ()).splitlines()
     assert first.startswith("parity: ")
     assert second.startswith("  0 runs in 0.0 s of processor time; ")
     assert not second.endswith(" 0 due")
@@ -82,7 +82,7 @@ def test_a_table_has_verdicts_and_commands_and_a_page_two_plots():
         assert b"dc:date" not in svg
     assert report.plots(page, chapters) == drawn, "the same records give the same bytes"
     (finding,) = chapter(pairs(0.002), CLAIM | {"source": "", "published": None}).findings
-    assert report.told(finding) == "holds", "a claim that nobody published is not reproduced"
+    assert report.in_words(finding) == "holds", "a claim that nobody published is not reproduced"
     assert report._count([(None, finding)]) == "1 claims: 1 holds."
 
 

@@ -82,9 +82,9 @@ def test_variables_of_devices_win_and_flags_of_xla_add_up():
 
 
 def test_the_evaluation_at_the_end_takes_a_gpu_and_never_a_tpu():
-    assert devices.judging((), 2) == {"JAX_PLATFORMS": "cpu"}
-    assert devices.judging(placements(chips(4), islands=1, devices_per_island=0), 2) == {"JAX_PLATFORMS": "cpu"}
-    both = devices.judging(placements(gpus(2), islands=2, devices_per_island=0), 2)
+    assert devices.for_evaluation((), 2) == {"JAX_PLATFORMS": "cpu"}
+    assert devices.for_evaluation(placements(chips(4), islands=1, devices_per_island=0), 2) == {"JAX_PLATFORMS": "cpu"}
+    both = devices.for_evaluation(placements(gpus(2), islands=2, devices_per_island=0), 2)
     assert (both["CUDA_VISIBLE_DEVICES"], both["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == ("0", "0.450")
 
 
