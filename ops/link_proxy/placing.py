@@ -116,9 +116,9 @@ def place(
     """Returns the links of a run, with a local port for each target.
 
     Args:
-            tables: Of the region file.
+        tables: Of the region file.
         ways: Of :func:`ways`.
-            find_ports: Returns the first of a number of adjacent free ports.
+        find_ports: Returns the first of a number of adjacent free ports.
         run_dir: The run directory.
 
     Raises:

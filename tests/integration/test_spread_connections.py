@@ -107,7 +107,7 @@ async def test_to_a_broker_that_does_not_answer_for_it_all_goes_over_one_connect
 @beside_a_broker
 async def test_whoever_waits_for_a_message_goes_on_waiting_when_all_connections_are_made_anew(bench):
     """The sockets of the others close under the poll of one task while another one notices the loss."""
-    proxy = Proxy(bench.listening.bulk_port)
+    proxy = Relay(bench.listening.bulk_port)
     async with spread(bench, proxy) as (aggregator, island, bulk):
         await all_carry(bulk, proxy, CONNECTIONS)
         reading = asyncio.create_task(bulk.recv(WAIT_S))
