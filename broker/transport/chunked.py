@@ -164,6 +164,8 @@ class Chunked:
         for subflow, bond in self._bonding.due(standing).items():
             if self._put([packed(bond)], subflow):
                 self._bonding.said(subflow, standing[subflow])
+                if subflow:  # from its answer on; what the broker sends over the first behind that may come before it
+                    self._in.spread(subflow)
         return self._bonding.wants_others
 
     def take_in(self, frames: Sequence[Buffer], connection: int, now_s: float, subflow: int = 0) -> None:
@@ -197,7 +199,6 @@ class Chunked:
             case heads.Bond():
                 if self._bonding.heard(head, subflow):
                     self._out.spread(subflow)
-                    self._in.spread(subflow)
             case heads.Ask() | heads.Chunk():
                 self._owes_credit.add(subflow)
                 if isinstance(head, heads.Chunk):

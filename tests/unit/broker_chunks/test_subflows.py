@@ -13,8 +13,8 @@ from broker.chunks.receiving import CREDIT_BYTES, MOST_EARLY_BYTES, Inflow
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_SUBFLOWS, MOST_UNDER_WAY_BYTES
 from broker.clients.flows import Bonds, Flows, Put
-from broker.transport.chunked import Bonding
-from broker.wire.headers import Limits
+from broker.transport.chunked import Bonding, Chunked
+from broker.wire.headers import DEFAULT_LIMITS, Limits
 from tests.profiles import examples
 from tests.unit.broker_clients.test_flows import version
 
@@ -227,3 +227,21 @@ def test_whatever_peers_say_over_several_connections_does_no_harm(said):
     for fd in range(4):
         flows.ended(fd, 1e3)
     assert flows._partial_bytes == 0
+
+
+def test_a_chunk_that_overtakes_the_answer_over_another_connection_waits_for_those_before_it():
+    """The broker spreads chunks as soon as it has answered, and the answer is still on its way."""
+    said = []
+    chunked = Chunked(lambda frames, subflow: said.append(heads.read(frames[0])) or True, DEFAULT_LIMITS, others=1)
+    chunked.bind(1, {0: 1}, 0.0)
+    chunked.take_in([packed(said[-1])], 1, 0.0)
+    assert chunked.bind(1, {0: 1, 1: 1}, 0.0)
+    answer, sent = packed(said[-1]), [bytes(100), bytes(range(256)) * 400]
+    early, late = (slice(0, 51_200), slice(51_200, None))
+    chunked.take_in([packed(Chunk(1, 102_500, 0, 0)), sent[0]], 1, 0.0)
+    chunked.take_in([packed(Chunk(1, 102_500, 51_300, 0)), sent[1][late]], 1, 0.0)
+    assert not chunked.arrived
+    chunked.take_in([answer], 1, 0.0, 1)
+    chunked.take_in([packed(Chunk(1, 102_500, 100, 51_200)), sent[1][early]], 1, 0.0, 1)
+    (arrived,) = chunked.arrived
+    assert [bytes(memoryview(each)) for each in arrived] == sent
