@@ -273,7 +273,7 @@ class Connection:
     async def changed(self, timeout_s: float) -> None:
         """Returns when :meth:`watch` has something to take in, or to do, or when the time is over."""
         timeout_s = min(timeout_s, self.look_again_s)
-        await self._watcher.poll(round(1000 * timeout_s), zmq.POLLIN)  # type: ignore[call-arg]
+        await self._watcher.poll(math.ceil(1000 * timeout_s), zmq.POLLIN)  # type: ignore[call-arg]
 
     @property
     def look_again_s(self) -> float:

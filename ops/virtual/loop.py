@@ -176,7 +176,8 @@ class Process(asyncio.AbstractEventLoop):
         self._pools: dict[object, list[float]] = {}  # when each of their threads is free
         self._signals: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
         self._buried = False
-        self._kept: list[asyncio.Task[Any]] = []
+        self._started: list[asyncio.Task[Any]] = []
+        self._kept: list[asyncio.Task[Any]] = []  # of a dead process
 
     # --- life ---
 
@@ -184,6 +185,7 @@ class Process(asyncio.AbstractEventLoop):
         """Runs a coroutine in the process; its error is a failure of the seed."""
         task = self.create_task(main, name=name)
         task.add_done_callback(self._look_at)
+        self._started.append(task)  # else nothing may hold it but itself
         return task
 
     def _look_at(self, task: asyncio.Task[Any]) -> None:

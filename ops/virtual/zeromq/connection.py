@@ -60,11 +60,12 @@ class End(Inlet):
     """One end of a connection."""
 
     def __init__(self, core: Core, stream: Stream, dialer: Dialer | None, port: int) -> None:
-        super().__init__(Pipe(core.option(zmq.RCVHWM), self._has_room))
-        self.core, self.stream, self.dialer, self.port = core, stream, dialer, port
         self.network: Network = core.context.network
+        most = self.network.most_queued
+        super().__init__(Pipe(min(core.option(zmq.RCVHWM), most), self._has_room))
+        self.core, self.stream, self.dialer, self.port = core, stream, dialer, port
         self.host: str = core.context.host
-        self.outbox: Pipe[Sequence[Any]] = Pipe(core.option(zmq.SNDHWM), self._was_read)
+        self.outbox: Pipe[Sequence[Any]] = Pipe(min(core.option(zmq.SNDHWM), most), self._was_read)
         self.peer: End
         self.fd = self.network.descriptor(self)
         self.said[zmq.SRCFD] = self.fd

@@ -82,7 +82,8 @@ class Core:
     def get(self, name: int) -> Any:
         """Returns an option, or what is ready (``EVENTS``: looks)."""
         if name == zmq.EVENTS:
-            self._check()
+            if self._mute():
+                return 0
             self.look()
             return zmq.POLLIN if self._rest or self._has_message() else 0
         return bool(self._rest) if name == zmq.RCVMORE else self._options[name]
@@ -152,7 +153,8 @@ class Core:
 
     def recv(self, flags: int = 0, copy: bool = True) -> Any:
         """Takes one frame; raises zmq.Again if there is none."""
-        self._check()
+        if self._mute():
+            raise zmq.Again
         if not self._rest:
             self._received += 1
             if self._received % LOOK_EVERY == 0:
@@ -173,7 +175,8 @@ class Core:
 
     def send_multipart(self, frames: Sequence[Any], flags: int = 0, copy: bool = True) -> None:
         """Hands a message on; raises zmq.Again if nothing takes it, ZMQError for an unknown peer."""
-        self._check()
+        if self._mute():
+            raise zmq.Again
         if self.context.network.virtual.now_s - self._looked_s >= LOOK_EVERY_S:
             self.look()
         if self._kind == zmq.ROUTER:
@@ -213,12 +216,13 @@ class Core:
         """Begins to connect; to a monitor at once."""
         if address.startswith("inproc:"):
             self.context.inproc[address].connect(self)
-        else:
+        elif not self._mute():
             self.dialers[address] = Dialer(self, address)
 
     def disconnect(self, address: str) -> None:
         """Ends a connection or the attempts at one; raises ZMQError if ZeroMQ has forgotten it."""
-        self._check()
+        if self._mute():
+            return
         dialer = self.dialers.pop(address, None)
         if dialer is None:
             raise zmq.ZMQError(errno.ENOENT)
@@ -241,9 +245,13 @@ class Core:
             self.context.network.listeners.pop(address, None)
         self._bound.clear()
 
-    def _check(self) -> None:
-        if self.closed or not self.context.process.alive:
+    def _mute(self) -> bool:
+        """Whether its process is dead, which hears and says nothing more; raises ZMQError if the socket is closed."""
+        if not self.context.process.alive:
+            return True
+        if self.closed:
             raise zmq.ZMQError(zmq.ENOTSOCK)
+        return False
 
     # --- monitor ---
 

@@ -96,11 +96,15 @@ class Network:
 
     Attributes:
         monitor_s: How much later a socket's monitor tells of something, at least and at most.
+        most_queued: The highest high-water mark: a queue of one message is full all the time.
+        idle_polls: The share of polls that end early, and find nothing.
     """
 
     def __init__(self, virtual: VirtualTime) -> None:
         self.virtual = virtual
         self.monitor_s = (0.0, 0.002)
+        self.most_queued = 1 << 30
+        self.idle_polls = 0.0
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[int, tuple[End, End]] = {}  # that have been accepted, by the client's descriptor
         self._links: dict[tuple[str, str], Link] = {}
