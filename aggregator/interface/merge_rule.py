@@ -25,7 +25,7 @@ import math
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -104,17 +104,10 @@ class RoundRule:
 
 
 class Loaded(NamedTuple):
-    """A rule of one's own: its name with kernel and digest, and its class."""
+    """A rule of one's own, its name with kernel and digest."""
 
     name: str
     rule: type[RoundRule]
-
-
-class Answer(NamedTuple):
-    """The factors of a round, and the next state as JSON."""
-
-    factors: tuple[float, ...]
-    state: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +123,14 @@ class Question:
     own: Loaded
     round: MergeRound
     state: str
-    _found: list[Answer] = field(default_factory=list, compare=False, repr=False)
+    _found: list[tuple[tuple[float, ...], str]] = field(default_factory=list, compare=False, repr=False)
 
     def factors(self, cosines: Sequence[float]) -> tuple[float, ...]:
         """Returns the factors alone of :meth:`answer`."""
-        return self.answer(cosines).factors
+        return self.answer(cosines)[0]
 
-    def answer(self, cosines: Sequence[float]) -> Answer:
-        """Returns what the rule answers.
+    def answer(self, cosines: Sequence[float]) -> tuple[tuple[float, ...], str]:
+        """Returns the factors, and the next state as JSON.
 
         Args:
             cosines: Of any two contributions: first and second, first and third, ..; unused unless it ``compares``,
@@ -150,16 +143,16 @@ class Question:
             self._found.append(self._ask(cosines))
         return self._found[0]
 
-    def _ask(self, cosines: Sequence[float]) -> Answer:
+    def _ask(self, cosines: Sequence[float]) -> tuple[tuple[float, ...], str]:
         round_, count = self.round, len(self.round.contributions)
         if self.own.rule.compares:
-            products = _products([each.length for each in round_.contributions], cosines)
-            round_ = MergeRound(**{name: getattr(round_, name) for name in round_.__slots__} | {"products": products})
+            lengths = [each.length for each in round_.contributions]
+            round_ = replace(round_, products=_products(lengths, cosines))
         try:
             given, state = self.own.rule().factors(round_, json.loads(self.state))
-            factors = tuple(float(each) for each in given)
+            factors, text = tuple(float(each) for each in given), json.dumps(state, allow_nan=False)
         except Exception as err:
-            raise self._wrong(_told(err), "it must return factors and a state") from err
+            raise self._wrong(_told(err), "factors and a state of plain data are needed") from err
         if len(factors) != count:
             raise self._wrong(f"returned {len(factors)} factors for {count} contributions", "one for each is needed")
         if not all(math.isfinite(each) and each >= 0 for each in factors):
@@ -167,21 +160,13 @@ class Question:
         mean = math.fsum(each.share * factor for each, factor in zip(round_.contributions, factors, strict=True))
         if mean > 1 + 1e-9:
             raise self._wrong(f"returned factors whose mean by shares is {mean:.6g}", "it must be at most 1")
-        try:
-            text = json.dumps(state, allow_nan=False)
-        except (TypeError, ValueError) as err:
-            raise self._wrong(f"returned a state that is not plain data ({err})", "it must be, without NaN") from err
         if len(text) > MAX_STATE_BYTES:
             raise self._wrong(f"returned a state of {len(text)} bytes as JSON", f"at most {MAX_STATE_BYTES} are kept")
-        return Answer(factors, text)
+        return factors, text
 
     def _wrong(self, what: str, needed: str) -> ConfigError:
         where = f"version {self.round.fragment_version} of fragment {self.round.fragment_id}"
-        own = own_rule(self.own.name)
-        assert own is not None
-        cure = (
-            f"mend it, then start again with --merge {own.path}#DIGEST, which stands in the refusal of a start without"
-        )
+        cure = "mend it, and start again: that names the new digest, with which the run goes on"
         return ConfigError("merge", self.own.name, f"{what} for {where}, {needed}: {cure}")
 
 

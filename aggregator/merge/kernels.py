@@ -37,7 +37,7 @@ from aggregator.merge.layout import Source
 from aggregator.merge.lengths import known, units_of
 from aggregator.merge.outer_step import OuterStep
 from aggregator.merge.passes import Doubles, Target, fold
-from aggregator.merge.resources import PLAIN, Resources, Spread
+from aggregator.merge.resources import PLAIN, Resources, Spread, in_turn
 from broker.base.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import encoded_bytes
@@ -151,16 +151,17 @@ def merge_and_step(
     return outer_step.after(before, target), merged, target.finite
 
 
-def compare(tensors: Sequence[TensorSpec], parts: Sequence[Part], resources: Resources = PLAIN) -> tuple[float, ...]:
-    """Returns the cosines of any two parts, as :func:`merge_fragment` finds them on its way."""
-    _check(tensors, parts)
+def compare(tensors: Sequence[TensorSpec], parts: Sequence[Part], spread: Spread = in_turn) -> tuple[float, ...]:
+    """Returns the cosines of any two parts, which a merge of all finds on its way; none of fewer than two."""
     k, squares = len(parts), np.zeros(len(parts))
+    if k < 2:
+        return ()
+    _check(tensors, parts)
     products = np.zeros(k * (k - 1) // 2)
     for index, tensor in enumerate(tensors):
-        if tensor.size and tensor.kind is not Kind.FROZEN and k > 1:
+        if tensor.size and tensor.kind is not Kind.FROZEN:
             sources = [Source(part.payload[index]) for part in parts]
-            found = fold(sources, None, 0, 1, tensor.size, Target(), resources.spread, products=products)
-            squares += found[:k, 0]
+            squares += fold(sources, None, 0, 1, tensor.size, Target(), spread, products=products)[:k, 0]
     return _cosines(products, np.sqrt(squares))
 
 
@@ -175,7 +176,7 @@ def _merged(
     """Merges into a target."""
     _check(tensors, parts)
     compared = range(len(parts)) if compared is None else compared
-    products = np.zeros(len(compared) * (len(compared) - 1) // 2)
+    products = np.zeros(len(parts) * (len(parts) - 1) // 2)
     on_the_way = products if products.size and len(compared) == len(parts) else None
     total = math.fsum(part.token_weight for part in parts)
     shares = np.array([part.token_weight / total if total else 0.0 for part in parts])
@@ -186,9 +187,6 @@ def _merged(
         sources = [] if frozen else [Source(part.payload[index]) for part in parts]
         if not tensor.size:
             continue
-        if products.size and on_the_way is None and not frozen:
-            some = [sources[i] for i in compared]
-            fold(some, None, offset, 1, tensor.size, Target(), spread, counted=0, products=products)
         if tensor.kind is Kind.RDA and np.count_nonzero(shares) > 1:
             units, squares = units_of(tensor), [known(part.payload[index]) for part in parts]
             for rows in _strips(units, tensor.size // units):
@@ -204,14 +202,14 @@ def _merged(
                 lengths = found[:-4] if counted == 2 else np.array([each.sum() for each in squares if each is not None])
                 sums.add(lengths, float(found[-4]), float(found[-4]))
         offset += tensor.size
-    norms = np.sqrt(sums.parts)
+    norms, some = np.sqrt(sums.parts), [parts[i] for i in compared]
     return MergedFragment(
         delta=np.empty(0, np.float32) if target.delta is None else target.delta,
         norm=math.sqrt(sums.merged),
         mean_norm=math.sqrt(sums.mean),
         norms=tuple(float(n) for n in norms),
         momentum_cosine=_momentum_cosine(sums),
-        cosines=_cosines(products, norms[list(compared)]),
+        cosines=_cosines(products, norms) if on_the_way is not None else compare(tensors, some, spread),
     )
 
 

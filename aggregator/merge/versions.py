@@ -142,7 +142,7 @@ def merge(
         LocalProtocolError: The outcome is not finite, though every contribution was: ``before`` cannot be right. The
             process ends; a standby may have better.
     """
-    known = _rounded(compare(tensors, action.parts, resources)) if action.compares else ()
+    known = _rounded(compare(tensors, action.parts, resources.spread)) if action.compares else ()
     after, merged, finite = merge_and_step(
         tensors,
         action.final_parts(known),

@@ -8,6 +8,7 @@ The stages of a fragment are a table (:data:`aggregator.state.fragment.STAGES`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from aggregator.interface.events import Merge, Part
@@ -20,7 +21,7 @@ from aggregator.rounds.notices import Notices
 from aggregator.rules.quorum import Verdict, Waits
 from aggregator.rules.staleness import mean_staleness, presence_factor, weighed
 from aggregator.state.fragment import Fragment
-from aggregator.state.round import Round
+from aggregator.state.round import Admitted, Round
 from aggregator.state.run import Run
 from broker.chunks.choices import VersionCodec
 from broker.wire.messages import Codec, Merged, Pacing, Phase
@@ -143,7 +144,6 @@ class Rounds:
             capped=run.config.caps,
             version_codec=self._version_codec(round_.fragment_id),
         )
-        round_.question = self._question(round_, fragment)
         if round_.question is not None:
             merge = replace(merge, factors=round_.question.factors, compares=round_.question.own.rule.compares)
         fragment.close(merge)
@@ -161,30 +161,25 @@ class Rounds:
             run.note(VersionsAdapted(codec=str(self._versions.codec), down=down))
         return self._versions.codec
 
-    def _question(self, round_: Round, fragment: Fragment) -> Question | None:
+    def _question(self, fragment_id: int, kept: Sequence[Admitted], merged: Sequence[Merged]) -> Question | None:
         """Returns what a rule of one's own is to be asked, if the run has one."""
-        run = self._run
+        run, fragment = self._run, self._run.fragments[fragment_id]
         if run.rule is None:
             return None
-        total = math.fsum(each.token_weight for each in round_.merged)
-        norms = {(c.island_id, c.incarnation, c.steps): c.norm or 0.0 for c in round_.contributions}
+        total = math.fsum(w.token_weight for w in merged)
         offered = tuple(
             Offered(
-                island_id=m.island_id,
-                tokens=m.steps.tokens,
-                steps=m.steps.steps,
-                staleness=m.staleness,
-                share=m.token_weight / total if total else 0.0,
-                length=norms[m.island_id, m.incarnation, m.steps] * m.staleness_weight,
+                island_id=w.island_id,
+                tokens=w.steps.tokens,
+                steps=w.steps.steps,
+                staleness=w.staleness,
+                share=w.token_weight / total if total else 0.0,
+                length=(c.norm or 0.0) * w.staleness_weight,
             )
-            for m in round_.merged
+            for c, w in zip(kept, merged, strict=True)
         )
-        asked = MergeRound(
-            shard=run.config.shard,
-            fragment_id=round_.fragment_id,
-            fragment_version=fragment.version + 1,
-            contributions=offered,
-        )
+        version, shard = fragment.version + 1, run.config.shard
+        asked = MergeRound(shard=shard, fragment_id=fragment_id, fragment_version=version, contributions=offered)
         return Question(own=run.rule, round=asked, state=fragment.rule_state)
 
     def _weigh(self, round_: Round, fragment: Fragment) -> tuple[Part, ...]:
@@ -228,6 +223,7 @@ class Rounds:
             replace(w, staleness_weight=w.staleness_weight * scale, merge_weight=w.merge_weight * scale)
             for w, scale in zip(found, scales, strict=True)
         )
+        round_.question = self._question(round_.fragment_id, kept, round_.merged)
         return tuple(
             Part(
                 island_id=c.island_id,

@@ -97,7 +97,9 @@ def contradicted(recipe: Recipe, demands: Sequence[Demand]) -> str:
     """Says which demand a settled recipe does not meet, with both values; empty if it meets all."""
     for name, wanted in demanded(demands).items():
         has = getattr(recipe, name)
-        if wanted != has and not (name == "merge" and _is_part_of(wanted, has)):
+        if name == "merge" and _is_part_of(wanted, has):
+            continue
+        if wanted != has:
             cure = "leave it out at the island, or start another run with it"
             return f"{name} is {wanted} at the island, and {has} in the run's recipe: {cure}"
     return ""

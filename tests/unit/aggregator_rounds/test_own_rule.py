@@ -129,11 +129,11 @@ class Wrong(RoundRule):
         ("return [float('nan')] * 4, None", r"returned the factors \[nan, nan, nan, nan\] .*finite and not negative"),
         ("return [-1.0, 1, 1, 1], None", r"returned the factors \[-1.0, 1.0, 1.0, 1.0\] .*not negative"),
         ("return [2.0, 1, 1, 1], None", "factors whose mean by shares is 1.25 .* at most 1"),
-        ("return ['x'] * 4, None", "ValueError: could not convert .*it must return factors and a state"),
-        ("return None", "TypeError: .*it must return factors and a state"),
+        ("return ['x'] * 4, None", "ValueError: could not convert .*factors and a state of plain data are needed"),
+        ("return None", "TypeError: .*factors and a state of plain data are needed"),
         ("raise OSError('no luck')", r"OSError: no luck \(.*rule_.*\.py, line 6\)"),
-        ("return [1.0] * 4, {1: object()}", "a state that is not plain data"),
-        ("return [1.0] * 4, float('inf')", "a state that is not plain data"),
+        ("return [1.0] * 4, {1: object()}", "Error: .*JSON .*a state of plain data"),
+        ("return [1.0] * 4, float('inf')", "Error: .*JSON .*a state of plain data"),
         ("return [1.0] * 4, 'x' * 20000", f"a state of 20002 bytes as JSON .*at most {MAX_STATE_BYTES}"),
     ],
 )
@@ -142,7 +142,7 @@ def test_an_answer_that_cannot_be_used_is_told_with_round_value_and_cure(written
     with pytest.raises(ConfigError, match=told) as refused:
         play_round(made, 0)
     assert refused.value.field == "merge"
-    assert "start again with --merge rule_" in refused.value.cure
+    assert "mend it, and start again: that names the new digest" in refused.value.cure
 
 
 @pytest.mark.parametrize(
