@@ -198,8 +198,8 @@ def load(merge: str | None) -> Loaded | None:
     rule, digest, path = _imported(own.path)
     named = f"{rule.kernel}+{own.path}#{digest}"
     if own.digest not in ("", digest):
-        cure = f"put that file back; to go on with this one, start each aggregator with --merge {own.path}#{digest}"
-        raise ConfigError("merge", merge, f"the file {path} here has digest {digest}: {cure}")
+        cure = f"put that file back; to go on with this one, give each aggregator --merge {own.path}#{digest}"
+        raise ConfigError("merge", merge, f"the file {path} here has digest {digest}: {cure}, or so in its file")
     if own.kernel not in ("", rule.kernel):
         raise ConfigError("merge", merge, f"the class has kernel {rule.kernel} here: take the one that the run has")
     return Loaded(named, rule)

@@ -206,6 +206,23 @@ PROGRESS = (
     ),
     Mutant(
         9,
+        "a merge rule of one's own changes the merge and not the books",
+        "aggregator/rounds/commits.py::_asked",
+        "merge_weight=m.merge_weight * factor",
+        "merge_weight=m.merge_weight",
+        "unit/aggregator_rounds/test_own_rule.py::test_weights_of_a_merge_and_of_its_books_are_multiplied_by_the_same_factors",
+    ),
+    Mutant(
+        9,
+        "a merge rule of another file goes on with a run",
+        "aggregator/interface/merge_rule.py::load",
+        'if own.digest not in ("", digest):',
+        "if not own.path:",
+        "unit/aggregator_rounds/test_own_rule.py::test_a_run_has_the_digest_of_its_rule_and_another_file_is_refused_unless_it_is_named",
+        "unit/aggregator_rounds/test_own_rule.py::test_a_replay_with_another_file_is_refused",
+    ),
+    Mutant(
+        9,
         "an island that points against the others is never kept out",
         "aggregator/rules/trust.py::Trust._judge",
         "if standing.suspicion <= ALARM:",
