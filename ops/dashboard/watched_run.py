@@ -114,6 +114,8 @@ class WatchedRun:
 
     def _look_for_stop(self, *, quiet: bool) -> None:
         """Finds out whether the processes of the run are gone; without a lock, as with daemons, nobody knows."""
+        if self._tapes.behind:
+            return  # how it ended is still to be read
         now_s = time.monotonic()
         if not quiet and self._quiet_since_s > -math.inf:  # at first it is looked at once, whatever the tapes have
             self._stopped, self._quiet_since_s = False, now_s

@@ -55,8 +55,8 @@ function showFacts(frame) {
 
 // What stands above the page: [whether it is bad, text]; nothing: an empty text.
 function noticeOf(frame, lost) {
-  const keeps = "report.html in its directory keeps this page";
-  if (lost && frame && isOver()) return [false, `The run has ${frame.phase}, and the server of this page with it: ${keeps}.`];
+  const copy = "A copy is report.html in its directory: up writes it at its end, plot at any time.";
+  if (lost && frame && isOver()) return [false, `The run has ${frame.phase}, and so has the server of this page: what is shown is final. ${copy}`];
   if (lost?.goodbye) return [false, `The server of this page was stopped at ${lost.at}. What is shown is from then.`];
   if (lost) return [true, `No answer from the server of this page since ${lost.at}. What is shown is from then; it is asked again and again.`];
   const troubles = [frame.failure, frame.gone, ...(frame.present?.totals?.troubles ?? []).map((each) => each.replace(/^(for [^:]*): (.*)$/s, "$2 ($1)"))].filter(Boolean);

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from broker.routing.liveness import Liveness
+from ops.dashboard import followed_tape
 from ops.dashboard.followed_tape import CHUNK_BYTES, FollowedTape, FollowedTapes
 from ops.dashboard.plot import MAX_CONTRIBUTIONS, Contributors, report_page, write_report
 from ops.inspect.source import FollowedEvents
@@ -180,7 +181,7 @@ def test_of_a_run_that_is_stopped_nobody_is_alive_and_why_is_a_mark():
     assert history.frame(stopped=True)["phase"] == "ended"
 
 
-def test_a_page_says_that_a_run_is_stopped_once_nobody_holds_its_directory(tmp_path):
+def test_a_page_says_that_a_run_is_stopped_once_nobody_holds_its_directory(tmp_path, monkeypatch):
     (tmp_path / "config.toml").write_text('[run]\nrun_id = "demo"\n')
     (tmp_path / "redis-url").write_text("redis://127.0.0.1:1 demo\n")
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start(0.0), joined(1.0))))
@@ -192,6 +193,10 @@ def test_a_page_says_that_a_run_is_stopped_once_nobody_holds_its_directory(tmp_p
     assert phase() == "starting"
     os.close(held)
     assert phase() == "stopped"
+    with (tmp_path / "events.jsonl").open("a") as tape:
+        tape.writelines(json.dumps({"now_s": 2.0 + n, "event": "tick"}) + "\n" for n in range(5))
+    monkeypatch.setattr(followed_tape, "CHUNK_BYTES", 60)
+    assert phase() == "stopped", "also of a tape that is read in several parts"
 
 
 def test_what_became_of_a_process_is_a_mark():
