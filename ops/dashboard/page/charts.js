@@ -78,6 +78,8 @@ function ofIsland(name, field) {
   return state.frame.curve[0].map((t) => state.points.get(t)?.[i]?.[field] ?? null);
 }
 
+const tokensOf = (names) => names.map((name) => ofIsland(name, 1));
+
 // Evaluations know how many tokens were trained; the curve knows when that was.
 function timeOf(tokens) {
   const [times, , trained] = state.frame.curve;
@@ -93,8 +95,15 @@ function evaluated(metric) {
 
 const CHARTS = {
   loss: { title: "Loss", digits: 3, fleet: (curve) => curve[1], island: (name) => ofIsland(name, 0) },
-  speed: { title: "Tokens per second", digits: 0, zero: true, fleet: () => speeds(state.names.map((name) => ofIsland(name, 1))), island: (name) => speeds([ofIsland(name, 1)]) },
-  agreement: { title: "Agreement of islands", digits: 2, help: "cosine of each island's direction with the others': 1 is the same, 0 unrelated, below 0 against them", fleet: (curve) => curve[4], island: (name) => ofIsland(name, 2) },
+  speed: {
+    title: "Tokens per second", digits: 0, zero: true,
+    fleet: () => speeds(tokensOf(state.names)), island: (name) => speeds(tokensOf([name])),
+  },
+  agreement: {
+    title: "Agreement of islands", digits: 2,
+    help: "cosine of each island's direction with the others': 1 is the same, 0 unrelated, below 0 against them",
+    fleet: (curve) => curve[4], island: (name) => ofIsland(name, 2),
+  },
   metric: { title: "Evaluation", digits: 3 },
 };
 const charts = {};
@@ -186,19 +195,25 @@ function makeChart(id, place, only) {
   place.append(card);
   const many = state.names.length > FEW;
   const faint = Math.round(255 * Math.max(0.1, 10 / state.names.length)).toString(16).padStart(2, "0");  // as in #rrggbbaa
-  const apart = id === "speed" && many;  // the fleet's sum would press its islands to the ground: they have an axis at the right, and the lower half
+  const apart = id === "speed" && many;  // islands have the lower half and an axis at the right: the fleet is far above
   const points = { show: (u) => u.data[0].length < 3 };  // too few for a line
   const series = [{}];
-  if (id === "metric") series.push({ label: "value", stroke: () => color("--good"), width: 1.5, points: { show: true, size: 6 } });
+  const judged = { stroke: () => color("--good"), points: { show: true, size: 6 } };
+  if (id === "metric") series.push({ label: "value", width: 1.5, ...judged });
   else {
     state.names.forEach((label, i) => series.push({
-      label, island: true, scale: apart ? "each" : "y", stroke: (u) => (many ? color("--accent") + (only || u?.focused === i + 1 ? "" : faint) : color(`--i${i}`)), width: only ? 2 : 1, points, show: !only || label === only,
+      label, island: true, scale: apart ? "each" : "y", width: only ? 2 : 1, points, show: !only || label === only,
+      stroke: (u) => (many ? color("--accent") + (only || u?.focused === i + 1 ? "" : faint) : color(`--i${i}`)),
     }));
     series.push({ label: "fleet", stroke: () => color("--ink"), width: only ? 1 : 2, points });
-    if (id === "loss") series.push({ label: "evaluated", stroke: () => color("--good"), width: 1, dash: [4, 4], points: { show: true, size: 6 } });
+    if (id === "loss") series.push({ label: "evaluated", width: 1, dash: [4, 4], ...judged });
   }
-  const axis = { stroke: () => color("--soft"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
-  const y = { ...axis, size: 46, gap: 4, values: (_, all) => all.map((x) => (Math.abs(x) >= 10000 ? short(x) : x.toLocaleString("en"))) };
+  const axis = {
+    stroke: () => color("--soft"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false },
+    gap: 4, font: "11px system-ui, sans-serif",
+  };
+  const told = (x) => (Math.abs(x) >= 10000 ? short(x) : x.toLocaleString("en"));
+  const y = { ...axis, size: 46, values: (_, all) => all.map(told) };
   const range = (_, low, high) => {
     if (spec.zero) return [0, 1.08 * (high || 1)];
     const pad = high - low < 1e-6 * Math.abs(high) ? Math.abs(high) / 2 || 1 : 0;
@@ -209,9 +224,13 @@ function makeChart(id, place, only) {
   const chart = new uPlot({
     width: plot.clientWidth, height: plot.clientHeight, legend: { show: false }, padding: [14, apart ? 0 : 18, 0, 0],
     scales, series, focus: { alpha: 0.25 },
-    axes: [{ ...axis, size: 18, gap: 4, incrs: STEPS_S, values: (_, all) => all.map(clock) }, y, ...(apart ? [{ ...y, scale: "each", side: 1, grid: { show: false } }] : [])],
+    axes: [
+      { ...axis, size: 18, incrs: STEPS_S, values: (_, all) => all.map(clock) }, y,
+      ...(apart ? [{ ...y, scale: "each", side: 1, grid: { show: false } }] : []),
+    ],
     cursor: {
-      y: false, focus: { prox: 12 }, points: { one: many }, sync: only ? undefined : { key: "run", setSeries: id !== "metric" },
+      y: false, focus: { prox: 12 }, points: { one: many },
+      sync: only ? undefined : { key: "run", setSeries: id !== "metric" },
       drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => { zoomTo(null); return null; } },
     },
     hooks: {
@@ -297,7 +316,9 @@ function showRounds() {
   for (let p = 0; p < lanes && state.rounds.size; p += every) ctx.fillText(String(p), 2, top + (p + 0.5) * lane + 4);
   ctx.textAlign = "center";
   const step = STEPS_S.find((each) => (to - from) / each < width / 80) ?? to - from;
-  for (let t = Math.ceil(from / step) * step; t <= to; t += step) if (x(t) > left + 14 && x(t) < width - 14) ctx.fillText(clock(t), x(t), height - 3);
+  for (let t = Math.ceil(from / step) * step; t <= to; t += step) {
+    if (x(t) > left + 14 && x(t) < width - 14) ctx.fillText(clock(t), x(t), height - 3);
+  }
   bars.length = 0;
   for (const row of state.rounds.values()) {
     const [, fragment, opened, closed, committed, version, , , cancelled] = row;

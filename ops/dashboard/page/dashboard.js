@@ -7,47 +7,56 @@ const embedded = $("data");
 
 // --- header ------------------------------------------------------------------------------------------------------
 
-const PHASES = { starting: "starting", seeding: "starting", running: "running", flushing: "ending", ended: "ended", stopped: "stopped" };
+const PHASES = { seeding: "starting", flushing: "ending" };
 const isOver = () => ["ended", "stopped"].includes(state.frame.phase);
 
 // Tokens per second over the last minute.
 function rate({ curve: [times] }) {
   const from = Math.max(0, times.findIndex((t) => t >= times.at(-1) - 60));
-  return speedOf(state.names.map((name) => ofIsland(name, 1)), from, times.length - 1);
+  return speedOf(tokensOf(state.names), from, times.length - 1);
+}
+
+// From the least to the most, as one value where they are the same.
+function between(values, between, digits) {
+  return [...new Set([Math.min(...values), Math.max(...values)].map((x) => figure(x, digits)))].join(between);
+}
+
+// Rows of name, value, and what is to be said beside it.
+function factsOfRun(frame, speed) {
+  const [all, over] = [Object.values(frame.islands), isOver()];
+  const count = (...states) => all.filter((each) => states.includes(each.state)).length;
+  const losses = all.map((each) => each.loss).filter((each) => each !== null);
+  const [silent, judged, agreement] = [count("suspect", "dead"), evaluated("loss"), frame.curve[4].at(-1) ?? null];
+  const epochs = Object.values(frame.present?.leaders ?? {}).map((each) => each.epoch);
+  const facts = [["loss", figure(frame.curve[1].at(-1), 3), losses.length > 1 ? `islands ${between(losses, " to ", 3)}` : ""]];
+  if (judged[0].length) facts.push(["evaluated loss", figure(judged[1].at(-1), 3), `at ${clock(judged[0].at(-1))}`]);
+  facts.push(
+    ["tokens per second", figure(speed), over ? "in the last minute" : "over a minute"],
+    over ? ["islands", all.length, "took part"] : ["islands", `${count("alive")} of ${all.length}`, silent ? `${silent} silent` : "alive"],
+    ["versions", frame.fragments.length ? between(frame.fragments, "–") : "–",
+      `${frame.fragments.length} fragments${epochs.length ? `, epoch ${between(epochs, "–")}` : ""}`],
+  );
+  if (agreement !== null) facts.push(["agreement", figure(agreement, 2), "cosine of islands"]);
+  return [...facts, ["time", clock(frame.now_s), over ? "from start to end" : "since the start"]];
 }
 
 function showFacts(frame) {
-  const all = Object.values(frame.islands);
-  const count = (wanted) => all.filter((each) => each.state === wanted).length;
-  const [losses, judged] = [frame.curve[1], evaluated("loss")];
-  const known = all.map((each) => each.loss).filter((each) => each !== null);
-  const leaders = Object.values(frame.present?.leaders ?? {});
-  const silent = count("suspect") + count("dead");
   const speed = rate(frame);
-  const facts = [
-    ["loss", figure(losses.at(-1), 3), known.length > 1 ? `islands ${figure(Math.min(...known), 3)} to ${figure(Math.max(...known), 3)}` : ""],
-    ["tokens per second", figure(speed), isOver() ? "in the last minute" : "over a minute"],
-    ["islands", isOver() ? `${all.length}` : `${count("alive")} of ${all.length}`, silent && !isOver() ? `${silent} silent` : isOver() ? "took part" : "alive"],
-    ["versions", frame.fragments.length ? [...new Set([Math.min(...frame.fragments), Math.max(...frame.fragments)])].join("–") : "–", `${frame.fragments.length} fragments${leaders.length ? `, epoch ${Math.max(...leaders.map((each) => each.epoch))}` : ""}`],
-  ];
-  if (judged[0].length) facts.splice(1, 0, ["evaluated loss", figure(judged[1].at(-1), 3), `at ${clock(judged[0].at(-1))}`]);
-  if (frame.curve[4].at(-1) !== undefined && frame.curve[4].at(-1) !== null) facts.push(["agreement", figure(frame.curve[4].at(-1), 2), "cosine of islands"]);
-  facts.push(["time", clock(frame.now_s), isOver() ? "from start to end" : "since the start"]);
-  $("facts").replaceChildren(...facts.map(([name, value, more]) => {
+  $("facts").replaceChildren(...factsOfRun(frame, speed).map(([name, value, more]) => {
     const pair = element("div");
-    if (name === "versions") pair.title = leaders.map((each) => `${each.leader} leads, epoch ${each.epoch}`).join(", ");
     pair.append(element("dt", name), element("dd", value), element("dd", more));
     return pair;
   }));
   $("run").textContent = frame.run;
-  $("phase").textContent = PHASES[frame.phase] ?? frame.phase;
-  $("phase").className = PHASES[frame.phase] ?? "";
+  $("phase").textContent = $("phase").className = PHASES[frame.phase] ?? frame.phase;
   const { tokens, target_tokens: target } = frame;
   const say = target >= 1e7 ? short : figure;
-  const done = target ? Math.min(1, tokens / target) : null;
-  const left = target && speed && !isOver() && done < 1 ? `, about ${duration((target - tokens) / speed)} left` : "";
-  $("goal").replaceChildren(...(target ? [element("b", percent(Math.floor(100 * done) / 100)), ` ${say(tokens)} of ${say(target)} tokens${left}`] : [`${figure(tokens)} tokens, no target`]));
-  document.title = `${target ? `${percent(Math.floor(100 * done) / 100)} ` : ""}${frame.run} – Atoll`;
+  const done = target ? Math.min(1, tokens / target) : 0;
+  const whole = percent(Math.floor(100 * done) / 100);
+  const left = speed && !isOver() && done < 1 ? `, about ${duration((target - tokens) / speed)} left` : "";
+  if (target) $("goal").replaceChildren(element("b", whole), ` ${say(tokens)} of ${say(target)} tokens${left}`);
+  else $("goal").textContent = `${figure(tokens)} tokens, no target`;
+  document.title = `${target ? `${whole} ` : ""}${frame.run} – Atoll`;
   $("progress").hidden = !target;
   $("progress").ariaValueNow = Math.round(100 * done);
   $("progress").firstElementChild.style.width = `${100 * done}%`;
@@ -56,10 +65,12 @@ function showFacts(frame) {
 // What stands above the page: [whether it is bad, text]; nothing: an empty text.
 function noticeOf(frame, lost) {
   const copy = "A copy is report.html in its directory: up writes it at its end, plot at any time.";
-  if (lost && frame && isOver()) return [false, `The run has ${frame.phase}, and so has the server of this page: what is shown is final. ${copy}`];
+  const over = `The run has ${frame?.phase}, and so has the server of this page: what is shown is final.`;
+  if (lost && frame && isOver()) return [false, `${over} ${copy}`];
   if (lost?.goodbye) return [false, `The server of this page was stopped at ${lost.at}. What is shown is from then.`];
-  if (lost) return [true, `No answer from the server of this page since ${lost.at}. What is shown is from then; it is asked again and again.`];
-  const troubles = [frame.failure, frame.gone, ...(frame.present?.totals?.troubles ?? []).map((each) => each.replace(/^(for [^:]*): (.*)$/s, "$2 ($1)"))].filter(Boolean);
+  if (lost) return [true, `No answer from the server of this page since ${lost.at}. What is shown is from then.`];
+  const told = (frame.present?.totals?.troubles ?? []).map((each) => each.replace(/^(for [^:]*): (.*)$/s, "$2 ($1)"));
+  const troubles = [frame.failure, frame.gone, ...told].filter(Boolean);
   if (frame.present?.broker_is_silent && !isOver()) troubles.push("No broker writes to Redis: it has ended, or lost Redis.");
   if (!troubles.length && frame.phase === "stopped") return [false, "The run was stopped before its end. It can go on: up --resume, or hub, with its directory."];
   return [true, troubles.join("\n")];
@@ -73,16 +84,26 @@ function showNotice() {
 
 // --- islands -----------------------------------------------------------------------------------------------------
 
-const STATES = { alive: "heard within two seconds", suspect: "silent for some seconds", dead: "silent for so long that rounds go on without it", left: "has said goodbye", stopped: "its process is gone" };
+const STATES = {
+  alive: "is heard", suspect: "silent for some seconds", dead: "silent for so long that rounds go on without it",
+  left: "has said goodbye", stopped: "its process is gone",
+};
 const ORDER = ["dead", "suspect", "alive", "stopped", "left"];
+const partIn = (each) => (each.versions_of ? each.versions_in / each.versions_of : null);
+
+function moment(s) {
+  if (s === null) return "–";
+  return s < 1 ? `${figure(1000 * s, s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(1)} s`;
+}
+
 // Title, what it means, what it is sorted by, what is shown, and whether narrow screens leave it out.
 const COLUMNS = [
   ["island", "", (each, name) => sortable(name), (each, name) => name],
   ["state", "as its heartbeats say", (each) => ORDER.indexOf(each.state), (each) => each.state],
   ["loss", "of its training, lately", (each) => each.loss, (each) => figure(each.loss, 3)],
   ["steps", "inner steps made", (each) => each.step, (each) => figure(each.step), true],
-  ["step time", "of one inner step", (each) => each.step_time_s, (each) => (each.step_time_s === null ? "–" : each.step_time_s < 1 ? `${figure(1000 * each.step_time_s, each.step_time_s < 0.01 ? 1 : 0)} ms` : `${each.step_time_s.toFixed(1)} s`), true],
-  ["in versions", "share of the versions made since it joined that have something of it", (each) => each.versions_in / (each.versions_of || 1), (each) => percent(each.versions_of ? each.versions_in / each.versions_of : null)],
+  ["step time", "of one inner step", (each) => each.step_time_s, (each) => moment(each.step_time_s), true],
+  ["in versions", "share of the versions made since it joined that have something of it", partIn, (each) => percent(partIn(each))],
   ["staleness", "of its newest contribution, in versions", (each) => each.staleness, (each) => figure(each.staleness, 2), true],
   ["agreement", "cosine of its direction with the other islands'", (each) => each.agreement, (each) => figure(each.agreement, 2), true],
   ["trust", "what its weight in a merge is multiplied by", (each) => each.trust, (each) => percent(each.trust), true],
@@ -147,9 +168,9 @@ function showIslands() {
 // --- what happened -----------------------------------------------------------------------------------------------
 
 const LABELS = {
-  silence: "silent", "island.joined": "joined", "island.left": "left", "island.resumed": "back", "contribution.refused": "refused", "message.refused": "refused",
-  "join.refused": "not let in", "aggregator.started": "leader", "aggregator.finished": "aggregator ended", "run.seeded": "training begins", "run.flushing": "training ends", "run.ended": "ended",
-  process: "restart", "fleet.diverging": "diverging", "round.cancelled": "round cancelled", "interval.changed": "interval",
+  silence: "silent", process: "restart", "island.resumed": "back", "join.refused": "not let in", "interval.changed": "interval",
+  "aggregator.started": "leader", "aggregator.finished": "aggregator ended", "round.cancelled": "round cancelled",
+  "run.seeded": "training begins", "run.flushing": "training ends",
 };
 const TOGETHER_S = 15;
 const FAINT_S = 60;  // silences of one island that are less apart are told together
@@ -178,7 +199,8 @@ function wordsOf({ sort, marks, back }) {
   const names = [...new Set(marks.map((mark) => mark.island))].filter(Boolean);
   const all = `${names.length} islands`;
   let text = last.text + (marks.length > 1 ? ` +${marks.length - 1}` : "");
-  if (sort === "silence" && names.length > 1) text = back.size ? `${all} fell silent, ${back.size === names.length ? "all" : back.size} came back` : `${all} are silent`;
+  const came = back.size === names.length ? "all" : back.size;
+  if (sort === "silence" && names.length > 1) text = came ? `${all} fell silent, ${came} came back` : `${all} are silent`;
   else if (sort === "silence") text = last.text + (back.size && last.event === "silent" ? ", and came back" : "");
   else if (names.length > 1 && last.text.startsWith(last.island)) text = all + last.text.slice(last.island.length);
   const label = LABELS[sort] ?? sort.split(".").at(-1).replaceAll("_", " ");
@@ -244,10 +266,12 @@ async function versionOf(fragment, version) {
     return answer.json();
   }
   const kept = state.frame.versions[`${fragment}:${version}`];
-  if (!kept) return { error: `This file has the newest versions alone: \`atoll explain ${fragment}:${version} RUN_DIR\` has this one, too.` };
+  if (!kept) return { error: `This file has the newest versions alone. For this one: explain ${fragment}:${version} RUN_DIR` };
   const [closed, digest, missing, rows] = kept;
-  const contributors = rows.map(([island, incarnation, steps, tokens, share, staleness, agreement, trust, fresh]) => ({ island, incarnation, steps, tokens, share, staleness, agreement, trust, fresh }));
-  return { closed, digest, contributors, absent: missing.map((island) => ({ island, why: "it was waited for until the round closed" })) };
+  const names = ["island", "incarnation", "steps", "tokens", "share", "staleness", "agreement", "trust", "fresh"];
+  const contributors = rows.map((row) => Object.fromEntries(row.map((value, n) => [names[n], value])));
+  const absent = missing.map((island) => ({ island, why: "it was waited for until the round closed" }));
+  return { closed, digest, contributors, absent };
 }
 
 async function openVersion(row) {
@@ -267,9 +291,13 @@ async function openVersion(row) {
   const parts = [element("p", `Closed because: ${found.closed || "not known"}. Digest ${found.digest}.`)];
   parts.push(tableOf(
     ["island", "weight", "steps", "tokens", "staleness", "agreement", "trust", "came"],
-    found.contributors.map((each) => [each.island, percent(each.share, 1), each.steps.map((step) => figure(step)).join(" to "), figure(each.tokens), figure(each.staleness, 2), figure(each.agreement, 2), percent(each.trust), each.fresh ? "in time" : "late: held from an earlier round"]),
+    found.contributors.map((each) => [
+      each.island, percent(each.share, 1), each.steps.map((step) => figure(step)).join(" to "), figure(each.tokens),
+      figure(each.staleness, 2), figure(each.agreement, 2), percent(each.trust), each.fresh ? "in time" : "late: held from an earlier round",
+    ]),
   ));
-  if (found.absent?.length) parts.push(element("h3", "Not in it"), tableOf(["island", "why"], found.absent.map((each) => [each.island, each.detail ? `${each.why}: ${each.detail}` : each.why])));
+  const absent = (found.absent ?? []).map((each) => [each.island, [each.why, each.detail].filter(Boolean).join(": ")]);
+  if (absent.length) parts.push(element("h3", "Not in it"), tableOf(["island", "why"], absent));
   if (found.gone) parts.push(element("p", found.gone));
   open(sentence(row), steps, ...parts);
 }
@@ -278,8 +306,13 @@ function factsOf(name) {
   const each = state.islands[name];
   const refused = Object.entries(each.refusals).map(([why, n]) => `${n} ${why.replaceAll("_", " ")}`).join(", ");
   const rows = COLUMNS.slice(1, -1).map(([title, , , shown]) => [title, shown(each, name)]);
-  rows.push(["tokens", figure(each.tokens)], ["optimizer's state", each.optimizer || "–"], ["last heard", clock(each.heard_at_s)], ["refused", refused || "nothing"]);
-  return rows.map(([title, value]) => { const pair = element("div"); pair.append(element("dt", title), element("dd", value)); return pair; });
+  rows.push(["tokens", figure(each.tokens)], ["optimizer's state", each.optimizer || "–"]);
+  rows.push(["last heard", clock(each.heard_at_s)], ["refused", refused || "nothing"]);
+  return rows.map(([title, value]) => {
+    const pair = element("div");
+    pair.append(element("dt", title), element("dd", value));
+    return pair;
+  });
 }
 
 function openIsland(name) {
@@ -295,7 +328,8 @@ function openIsland(name) {
 // --- frames ------------------------------------------------------------------------------------------------------
 
 function take(frame) {
-  if (state.frame && (frame.changes < state.changes || frame.run !== state.frame.run)) return location.reload();  // another server, or another run
+  const another = state.frame && (frame.changes < state.changes || frame.run !== state.frame.run);
+  if (another) return location.reload();  // another server, or another run
   const grown = !state.frame || frame.each.length || frame.evaluations.length !== state.frame.evaluations.length;
   Object.assign(state, { frame, changes: frame.changes, islands: frame.islands, names: inOrder(frame.names) });
   for (const row of frame.rounds) state.rounds.set(`${row[1]} ${row[0]}`, row);
@@ -357,7 +391,10 @@ $("islands").onmouseover = (event) => light(rowOf(event)?.dataset.island);
 $("islands").onmouseleave = () => light(null);
 document.onkeydown = (event) => {
   const row = document.activeElement.closest?.("tr[data-island]");
-  if (event.target.type === "search") { if (event.key === "Escape") { event.preventDefault(); event.target.blur(); } return; }  // else the field is emptied
+  if (event.target.type === "search") {
+    if (event.key === "Escape") { event.preventDefault(); event.target.blur(); }  // else the field is emptied
+    return;
+  }
   if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
   else if (event.key === "+") longer(0.5);
   else if (event.key === "-") longer(2);
@@ -367,8 +404,10 @@ document.onkeydown = (event) => {
     const newest = [...state.rounds.values()].findLast((each) => each[5] !== null);
     if (newest) openVersion(newest);
   } else if (event.key === "Enter" && row) { event.preventDefault(); openIsland(row.dataset.island); }  // else it presses "close", too
-  else if (event.key === "ArrowDown" || event.key === "j") { event.preventDefault(); (row ? row.nextElementSibling : $("islands").tBodies[0].rows[0])?.focus(); }
-  else if (event.key === "ArrowUp" || event.key === "k") { event.preventDefault(); row?.previousElementSibling?.focus(); }
+  else if (["ArrowDown", "j"].includes(event.key)) {
+    event.preventDefault();
+    (row ? row.nextElementSibling : $("islands").tBodies[0].rows[0])?.focus();
+  } else if (["ArrowUp", "k"].includes(event.key)) { event.preventDefault(); row?.previousElementSibling?.focus(); }
 };
 new ResizeObserver(() => state.frame && showRounds()).observe($("rounds"));
 matchMedia("(prefers-color-scheme: dark)").onchange = () => state.frame && redraw();
