@@ -47,7 +47,7 @@ class MessageRefused(Note, name="message.refused", level="warning"):
 
     sender: str
     kind: str
-    reason: str
+    reason: str = ""
     detail: str = ""
 
 

@@ -279,7 +279,7 @@ class RoundClosed(Note, name="round.closed", level="debug"):
 
     round: int
     fragment: int
-    reason: str
+    reason: str = ""
     missing: Sequence[str] = ()
 
 
@@ -318,7 +318,7 @@ class ContributionRefused(Note, name="contribution.refused", level="warning"):
     fragment: int
     from_step: int | None = None
     to_step: int | None = None
-    reason: str
+    reason: str = ""
     detail: str = ""
 
 
@@ -329,7 +329,7 @@ class ContributionRetry(Note, name="contribution.retry", level="warning"):
     fragment: int
     from_step: int
     to_step: int
-    reason: str
+    reason: str = ""
     detail: str = ""
 
 
@@ -355,6 +355,11 @@ class Merging:
     token_weight: float
     merge_weight: float
     fresh: bool
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Returns what tells it from others of its fragment: island and first step."""
+        return self.island, self.steps[0]
 
 
 class VersionCommitted(Note, name="version.committed"):

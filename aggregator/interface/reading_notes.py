@@ -22,3 +22,8 @@ def read_note(name: str, fields: Mapping[str, Any]) -> Note | None:
         return _NOTES[name].read(fields)
     except (KeyError, TypeError):
         return None
+
+
+def note_in(line: Mapping[str, Any]) -> Note | None:
+    """Returns the note in a line of a tape; None for another kind of line, or a note that is not known."""
+    return read_note(line["note"], line.get("fields", {})) if "note" in line else None

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aggregator.interface.events import Note
+from aggregator.interface.notes import ContributionAccepted, RoundOpened, VersionCommitted
+from aggregator.interface.reading_notes import note_in
 from aggregator.store.ledger_file import is_of_segment
 from aggregator.store.segments import TapeReader
 from islands.session.pulse import Beat, read_pulse
@@ -76,8 +79,7 @@ class NoteSeen:
     """A decision of an aggregator, on its tape."""
 
     at_s: float
-    name: str
-    fields: Mapping[str, Any]
+    note: Note
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,17 +179,16 @@ class Observer:
             self._recording.versions.append(seen)
 
     def _take_line(self, tape: Path, line: dict[str, Any], now_s: float) -> None:
-        fields = line.get("fields", {})
-        match line.get("note"):
-            case None | "contribution.accepted":
+        match note_in(line):
+            case None | ContributionAccepted():
                 pass
-            case "round.opened":
-                self._opened_s[tape, fields["round"]] = now_s
-            case "version.committed":
-                opened_s = self._opened_s.pop((tape, fields["round"]), None)
-                islands = frozenset(each["island"] for each in fields["contributions"])
+            case RoundOpened(round=number):
+                self._opened_s[tape, number] = now_s
+            case VersionCommitted(round=number, contributions=contributions):
+                opened_s = self._opened_s.pop((tape, number), None)
                 if opened_s is not None:
+                    islands = frozenset(each.island for each in contributions or ())
                     seen = RoundSeen(opened_s=opened_s, committed_s=now_s, islands=islands)
                     self._recording.rounds.append(seen)
-            case name:
-                self._recording.notes.append(NoteSeen(at_s=now_s, name=name, fields=fields))
+            case note:
+                self._recording.notes.append(NoteSeen(at_s=now_s, note=note))

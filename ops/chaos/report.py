@@ -13,10 +13,20 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from ops.chaos.recording import Happening, NoteSeen, Recording, Spell
+from aggregator.interface.events import Note
+from aggregator.interface.leader_notes import (
+    AggregatorStarted,
+    BrokerBack,
+    LeaseUnknown,
+    MessageRefused,
+    RunRecordFailed,
+)
+from aggregator.interface.notes import ContributionRefused, JoinRefused, RoundClosed, VersionNotDurable
+from ops.chaos.recording import Happening, Recording, Spell
 from ops.faults.kinds import ROGUES, FaultKind, Role, role_of
 from ops.faults.plan import NATURES
 from ops.processes.cluster import Change
+from ops.story.marks import island_of
 from ops.text import age, finite
 
 Report = dict[str, Any]
@@ -30,11 +40,11 @@ FULL_ENOUGH = 0.9
 
 _KILLING = (FaultKind.KILL, FaultKind.OUTAGE, FaultKind.WIPE, FaultKind.STALE)
 
-_NOTED_BY_KIND = {
-    FaultKind.DISK_FULL: ("version.not_durable", "run_record.failed"),
-    FaultKind.CUT_REDIS: ("lease.unknown",),
+_NOTED_BY_KIND: dict[FaultKind, tuple[type[Note], ...]] = {
+    FaultKind.DISK_FULL: (VersionNotDurable, RunRecordFailed),
+    FaultKind.CUT_REDIS: (LeaseUnknown,),
 }
-_NOTED_BY_ROLE = {Role.BROKER: "broker.back", Role.AGGREGATOR: "aggregator.started"}
+_NOTED_BY_ROLE: dict[Role, type[Note]] = {Role.BROKER: BrokerBack, Role.AGGREGATOR: AggregatorStarted}
 
 
 def chaos_report(recording: Recording) -> Report:
@@ -97,21 +107,21 @@ def _detected(happening: Happening, recording: Recording) -> float | None:
     if happening.fault.kind in _KILLING:
         return _first(_changes(recording, Change.DIED, *happening.processes), happening.at_s)
     until_s = (happening.ended_s or happening.at_s) + CONCERNS_S
-    noticed = (note.at_s for note in recording.notes if note.at_s < until_s and _shows(note, happening))
+    noticed = (note.at_s for note in recording.notes if note.at_s < until_s and _shows(note.note, happening))
     return _first(noticed, happening.at_s)
 
 
-def _shows(note: NoteSeen, happening: Happening) -> bool:
+def _shows(note: Note, happening: Happening) -> bool:
     """Whether a decision of an aggregator shows that it noticed a fault."""
     kind, struck = happening.fault.kind, happening.processes
     if kind in ROGUES:
-        return "refused" in note.name and (note.fields.get("island") in struck or note.fields.get("sender") in struck)
+        return isinstance(note, ContributionRefused | MessageRefused | JoinRefused) and island_of(note) in struck
     if kind in _NOTED_BY_KIND:
-        return note.name in _NOTED_BY_KIND[kind]
+        return isinstance(note, _NOTED_BY_KIND[kind])
     role = role_of(struck[0])
     if role in _NOTED_BY_ROLE:
-        return note.name == _NOTED_BY_ROLE[role]
-    return note.name == "round.closed" and not set(struck).isdisjoint(note.fields.get("missing", ()))
+        return isinstance(note, _NOTED_BY_ROLE[role])
+    return isinstance(note, RoundClosed) and not set(struck).isdisjoint(note.missing)
 
 
 def _restarted(happening: Happening, recording: Recording) -> float | None:

@@ -17,6 +17,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from aggregator.interface.leader_notes import AggregatorStarted, MessageRefused, StoreFallenBehind
+from aggregator.interface.notes import (
+    ContributionRefused,
+    ContributionRetry,
+    JoinRefused,
+    RoundClosed,
+    VersionCommitted,
+)
+from aggregator.interface.reading_notes import note_in
 from aggregator.ledger.ledger import merged_by_island
 from aggregator.rounds.recovery import MOST_VERSION, Lineage, lineages
 from aggregator.state.records import Carried
@@ -117,11 +126,10 @@ def _report_of(run_dir: Path) -> Line | None:
 def published_versions(tapes: Files) -> dict[Key, str]:
     """Returns (fragment, version) -> digest of what aggregators say they have published."""
     return {
-        (note["fragment"], note["version"]): note["digest"]
+        (note.fragment, note.version): note.digest
         for lines in tapes.values()
         for line in lines
-        if line.get("note") == "version.committed"
-        for note in [line["fields"]]
+        if isinstance(note := note_in(line), VersionCommitted)
     }
 
 
@@ -222,9 +230,8 @@ class _Walk:
         durable: dict[int, int] = {}
         whole = True
         for line in chain(
-            lines, [{"note": "aggregator.started", "fields": {"epoch": math.inf}}]
+            lines, [{"note": AggregatorStarted.name, "fields": {"epoch": math.inf, "phase": ""}}]
         ):  # the last life's end
-            note, fields = str(line.get("note", "")), line.get("fields", {})
             if line.get("missing"):
                 whole, epoch, waits = False, 0, True
                 shard = (line.get("life") or {}).get("config", {}).get("shard", shard)
@@ -238,21 +245,24 @@ class _Walk:
                 durable[line["fragment_id"]] = max(line["fragment_version"], durable.get(line["fragment_id"], -1))
             elif line.get("kind") == "heartbeat":
                 self._hear(name, line["sender"], line["body"]["versions"])
-            elif note == "aggregator.started":
-                self.epochs.fact("" if waits else grows("the epoch of a life", before, epoch), name)
-                before, epoch, lives, waits = max(before, epoch), fields["epoch"], lives + 1, False
-            elif note == "store.behind":
-                waits = True
-            elif note == "version.committed":
-                key = fields["fragment"], fields["version"]
-                self.content.fact(self._contents.name(key, fields["digest"]), name)
-                self.durable.fact(durable_before(key, durable.get(key[0], -1), "published") if whole else "", name)
-                if epoch:
-                    self.epochs.fact(self._speakers.speak(shard, epoch, f"{name}, life {lives}"))
-            elif note == "round.closed":
-                self.reasons.fact("" if fields.get("reason") else "a round closed for no reason", name)
-            elif note.endswith((".refused", ".retry")):
-                self.reasons.fact(has_reason(note, fields.get("reason")), name)
+            match note_in(line):
+                case AggregatorStarted(epoch=started):
+                    self.epochs.fact("" if waits else grows("the epoch of a life", before, epoch), name)
+                    before, epoch, lives, waits = max(before, epoch), started, lives + 1, False
+                case StoreFallenBehind():
+                    waits = True
+                case VersionCommitted(fragment=p, version=version, digest=digest):
+                    key = p, version
+                    self.content.fact(self._contents.name(key, digest), name)
+                    self.durable.fact(durable_before(key, durable.get(p, -1), "published") if whole else "", name)
+                    if epoch:
+                        self.epochs.fact(self._speakers.speak(shard, epoch, f"{name}, life {lives}"))
+                case RoundClosed(reason=reason):
+                    self.reasons.fact("" if reason else "a round closed for no reason", name)
+                case (ContributionRefused() | ContributionRetry() | MessageRefused() | JoinRefused()) as refused:
+                    self.reasons.fact(has_reason(refused.name, refused.reason), name)
+                case _:
+                    pass
 
     def _hear(self, tape: str, island: str, versions: Sequence[int]) -> None:
         self._heard.add(island)

@@ -175,9 +175,9 @@ class WatchedRun:
         for _ in range(READINGS):
             async with self._reading:
                 events, more = await self._events_of_run.read(reader, EVENTS)
-            for at_s, name, fields in events:
+            for at_s, note in events:
                 self.history.at(at_s)
-                self.history.note(name, fields)
+                self.history.note(note)
             if not more:
                 return
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aggregator.interface.notes import BlockEnded, BlockGiven
+from aggregator.interface.reading_notes import note_in
 from broker.wire.messages import OWN_PASS
 from ops.faults.invariants import InOrder, MergedRanges
 
@@ -61,8 +63,8 @@ def data_checks(tapes: Files, rows: Iterable[Line]) -> list[Check]:
         tapes: Of all aggregators: what was given to whom.
         rows: Of the ledger, one for each version that was not given up.
     """
-    given = (line["fields"] for lines in tapes.values() for line in lines if line.get("note") == "block.given")
-    sizes = {each["block"]: each["batch_tokens"] for each in given}
+    noted = (note_in(line) for lines in tapes.values() for line in lines)
+    sizes = {each.block: each.batch_tokens for each in noted if isinstance(each, BlockGiven)}
     usual = next(iter(sizes.values()), 1)  # of a block that a dropped segment told of
     once = Check(2, "each batch is merged at most once into a fragment")
     ranges, own, furthest, merged = MergedRanges(), 0, 0, set[tuple[int, int]]()
@@ -98,10 +100,12 @@ def _follow(name: str, lines: Iterable[Line], order: Check) -> None:
         elif "tape" in line:
             shares = (line.get("record") or {}).get("shares") or {}
             dealt = InOrder(shares.get("end", 0), shares.get("left", ()))
-        fields = line.get("fields", {})
         if dealt is None:
             continue
-        if line.get("note") == "block.ended":
-            dealt.end_block(fields["reached"], fields["to_batch"], fields["batch_tokens"])
-        elif line.get("note") == "block.given":
-            order.fact(dealt.give(fields["from_batch"], fields["to_batch"], fields["batch_tokens"]), name)
+        match note_in(line):
+            case BlockEnded() as note:
+                dealt.end_block(note.reached, note.to_batch, note.batch_tokens)
+            case BlockGiven() as note:
+                order.fact(dealt.give(note.from_batch, note.to_batch, note.batch_tokens), name)
+            case _:
+                pass

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aggregator.interface.notes import Merging, VersionCommitted
 from aggregator.rounds.recovery import Lineage, lineages
 from aggregator.store.ledger_file import head_of, newest_dropped, read_rows
 from aggregator.store.segments import is_tape
@@ -140,21 +141,22 @@ def _from_redis(kept: KeptVersion) -> Explanation:
     assert kept.found is not None
     row = kept.found
     try:
+        note = VersionCommitted.read(row)
+        missing = frozenset(note.missing)
         story = RoundStory(
-            round_id=row["round"],
-            fragment=row["fragment"],
+            round_id=note.round,
+            fragment=note.fragment,
             opened_at_s=0.0,
             life=0,
             flush=False,
-            asked=frozenset(row["missing"]),
+            asked=missing,
             unasked={},
-            missing=frozenset(row["missing"]),
-            reason=row["reason"],
-            version=row["version"],
-            committed=row,
+            missing=missing,
+            reason=note.reason,
+            committed=note,
         )
-        found = _explanation(_as_row(story) | {"epoch": row["epoch"]}, story)
-        return dataclasses.replace(found, left_out=row["left_out"], from_redis=True)
+        found = _explanation(None, story)
+        return dataclasses.replace(found, epoch=row["epoch"], left_out=row["left_out"], from_redis=True)
     except (KeyError, TypeError, IndexError, AttributeError) as err:
         why = f"{type(err).__name__}: {err}"
         raise Unavailable(f"what Redis has of this version is not ours ({why})", definite=True) from err
@@ -201,14 +203,13 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
             teller.take(line)
         found, went_back = teller.found, went_back | teller.went_back
         # Rounds of two leaders may share an id, where one of them was cut off: the version tells them apart.
-        if found is not None and (row is None or found.committed.get("digest") == row["digest"]):
+        if found is not None and (row is None or _digest_of(found) == row["digest"]):
             story = found
     if row is None and story is None:
         return None
     if row is None:
-        assert story is not None
-        gone = gone_from(tapes) if story.beheaded else ""
-        return dataclasses.replace(_explanation(_as_row(story), story), gone=gone)
+        gone = gone_from(tapes) if story is not None and story.beheaded else ""
+        return dataclasses.replace(_explanation(None, story), gone=gone)
     lineage = _lineage_of(row["fragment_id"], row["fragment_version"], ledgers)
     gone = gone_from(tapes) if story is None or story.beheaded else ""
     by_order = lineage is not None and (lineage.fragment_id, lineage.version) in went_back
@@ -236,28 +237,36 @@ def _fits(row: Mapping[str, Any], target: Target) -> bool:
     return row.get("fragment_id") == target.fragment and target.version in (None, row.get("fragment_version"))
 
 
-def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanation:
-    """Returns what the line of a ledger says, and the story that a tape tells of its round, if any does."""
-    noted = {} if story is None else story.committed
-    of_island = {(each["island"], each["steps"][0]): each for each in noted.get("contributions", ())}
+def _digest_of(story: RoundStory) -> str:
+    return "" if story.committed is None else story.committed.digest
+
+
+def _explanation(row: Mapping[str, Any] | None, story: RoundStory | None) -> Explanation:
+    """Returns what a ledger says in a line, and a tape of its round; one of them there is."""
+    note = None if story is None else story.committed
+    noted = {each.key: each for each in (() if story is None else story.contributions)}
+    merged = list(noted.values()) if row is None else [_merging(each) for each in row["contributions"]]
     contributors = tuple(
         Contributor(
-            island=each["island_id"],
-            incarnation=each["incarnation"],
-            steps=(each["steps"]["from_step"], each["steps"]["to_step"]),
-            tokens=each["steps"]["to_tokens"] - each["steps"]["from_tokens"],
-            share=each["merge_weight"],
-            token_weight=each["token_weight"],
-            staleness=each["staleness"],
-            fresh=each["fresh"],
-            codec="" if story is None else story.codecs.get(key, ""),
-            agreement=of_island.get(key, {}).get("agreement"),
-            trust=of_island.get(key, {}).get("trust"),
-            doubted="" if story is None else story.doubted.get(each["island_id"], ""),
+            island=each.island,
+            incarnation=each.incarnation,
+            steps=each.steps,
+            tokens=each.tokens,
+            share=each.merge_weight,
+            token_weight=each.token_weight,
+            staleness=each.staleness,
+            fresh=each.fresh,
+            codec="" if story is None else story.codecs.get(each.key, ""),
+            agreement=None if each.key not in noted else noted[each.key].agreement,
+            trust=None if each.key not in noted else noted[each.key].trust,
+            doubted="" if story is None else story.doubted.get(each.island, ""),
         )
-        for each in row["contributions"]
-        for key in [(each["island_id"], each["steps"]["from_step"])]
+        for each in merged
     )
+    if row is None:
+        assert story is not None
+        row = {"fragment_id": story.fragment, "round_id": story.round_id, "epoch": None, "digest": _digest_of(story)}
+        row["fragment_version"] = None if note is None else note.version
     return Explanation(
         fragment=row["fragment_id"],
         version=row["fragment_version"],
@@ -269,33 +278,24 @@ def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanatio
         took_s=None if story is None else story.took_s,
         contributors=contributors,
         absent=None if story is None else tuple(story.absences()),
-        agreement=noted.get("agreement"),
-        momentum_cosine=noted.get("momentum_cosine"),
+        agreement=None if note is None else note.agreement,
+        momentum_cosine=None if note is None else note.momentum_cosine,
     )
 
 
-def _as_row(story: RoundStory) -> dict[str, Any]:
-    """Returns what the tape alone has of a version, as a ledger would have it."""
-    return {
-        "fragment_id": story.fragment,
-        "fragment_version": story.version,
-        "round_id": story.round_id,
-        "epoch": None,
-        "digest": story.committed.get("digest", ""),
-        "contributions": [
-            {
-                **each,
-                "island_id": each["island"],
-                "steps": {
-                    "from_step": each["steps"][0],
-                    "to_step": each["steps"][1],
-                    "from_tokens": 0,
-                    "to_tokens": each["tokens"],
-                },
-            }
-            for each in story.committed.get("contributions", ())
-        ],
-    }
+def _merging(each: Mapping[str, Any]) -> Merging:
+    """Returns a contribution as a ledger has it."""
+    steps = each["steps"]
+    return Merging(
+        island=each["island_id"],
+        incarnation=each["incarnation"],
+        steps=(steps["from_step"], steps["to_step"]),
+        tokens=steps["to_tokens"] - steps["from_tokens"],
+        staleness=each["staleness"],
+        token_weight=each["token_weight"],
+        merge_weight=each["merge_weight"],
+        fresh=each["fresh"],
+    )
 
 
 def tapes_in(run_dir: Path) -> list[Path]:

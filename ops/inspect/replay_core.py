@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aggregator.interface.events import Action, Commit, Computed, Event, Merge, Note, Persist, Persisted, Plant
-from aggregator.interface.notes import RolledBack
+from aggregator.interface.notes import RolledBack, VersionCommitted
+from aggregator.interface.reading_notes import note_in
 from aggregator.rounds.core import Aggregator
 from aggregator.standby.replication import NOTES
 from aggregator.state.records import commit_from_map, commit_to_map, ledger_line
@@ -294,8 +295,8 @@ class Replay:
             p, version = line["fragment_id"], line["fragment_version"]
             self._now().durable[p] = version
             self._unchecked(p, version, why)
-        elif line.get("note") == "version.committed":
-            self.digests[line["fields"]["fragment"], line["fields"]["version"]] = line["fields"]["digest"]
+        elif isinstance(note := note_in(line), VersionCommitted):
+            self.digests[note.fragment, note.version] = note.digest
 
     def _event(self, line: Line) -> Difference | None:
         life = self._now()

@@ -6,8 +6,10 @@ import argparse
 import json
 from collections import deque
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from aggregator.interface.events import Note
+from aggregator.interface.reading_notes import read_note
 from broker.base.errors import ConfigError
 from broker.observing.client import ObservedRun
 from broker.transport.keys import client_keys
@@ -81,8 +83,8 @@ class FollowedEvents:
         self._last: EventNumber = (0, 0)
         self._copies: deque[str] = deque(maxlen=COPIES)
 
-    async def read(self, reader: RunReader, count: int) -> tuple[list[tuple[float, str, dict[str, Any]]], bool]:
-        """Returns the next events, each as time by Redis' clock, name and fields; and whether there were any.
+    async def read(self, reader: RunReader, count: int) -> tuple[list[tuple[float, Note]], bool]:
+        """Returns the next events, each as time by Redis' clock and note; and whether there were any.
 
         Args:
             reader: Whom to ask.
@@ -100,5 +102,7 @@ class FollowedEvents:
                 continue
             self._copies.append(text)
             fields = {key: value for key, value in event.items() if key not in ("n", "event")}
-            found.append((number[0] / 1000, str(event.get("event", "")), fields))
+            note = read_note(str(event.get("event", "")), fields)
+            if note is not None:
+                found.append((number[0] / 1000, note))
         return found, bool(numbered)

@@ -59,7 +59,7 @@ class Progress:
 
 
 class Rate:
-    """Tokens per second over the last :data:`RATE_WINDOW_S`, from (time, total) samples of one life of a run."""
+    """Tokens per second over the last :data:`RATE_WINDOW_S` of one life of a run."""
 
     def __init__(self) -> None:
         self._samples: collections.deque[tuple[float, int]] = collections.deque()

@@ -127,9 +127,9 @@ class RedisSource:
         finally:
             await registry.aclose()
         figures, status = self._figures, status_of(snapshot, snapshot.now_s)
-        for at_s, name, fields in events:
+        for at_s, note in events:
             figures.history.at(at_s)
-            figures.note(name, fields)
+            figures.note(note)
         figures.history.at(snapshot.now_s)
         for name, each in status.islands.items():
             if each.last_seen_s < HEARD_WITHIN_S:

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span as OpenSpan
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
+from aggregator.interface.reading_notes import note_in
 from aggregator.store.tape import read_event
 from broker.wire.fragments import shard_of
 from ops.sinks.sink import Identity
@@ -60,7 +61,7 @@ class RoundsSource(DirectorySource):
 
     def _take(self, line: dict[str, Any], now_s: float) -> None:
         if "note" in line:
-            self._spans.note(line["note"], line["fields"], now_s)
+            self._spans.note(note_in(line), now_s)
         elif "event" in line:
             self._spans.heard(read_event(line), now_s)
         elif "tape" in line:  # another life of this shard's aggregator: nobody ends the rounds of the one before

@@ -12,7 +12,28 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from aggregator.interface.notes import RolledBack
+from aggregator.interface.events import Note
+from aggregator.interface.leader_notes import BrokerBack
+from aggregator.interface.notes import (
+    ContributionHeld,
+    ContributionRefused,
+    ContributionRetry,
+    IslandAdvancing,
+    IslandBelieved,
+    IslandCorrupted,
+    IslandDoubted,
+    IslandJoined,
+    IslandLeft,
+    IslandQuarantined,
+    IslandStanding,
+    Merging,
+    RolledBack,
+    RoundCancelled,
+    RoundClosed,
+    RoundOpened,
+    VersionCommitted,
+)
+from aggregator.interface.reading_notes import note_in
 
 Line = Mapping[str, Any]
 
@@ -79,7 +100,7 @@ class RoundStory:
         asked: Islands that were asked.
         unasked: The other islands known then, and why they were not.
         missing: Islands that were waited for when it closed.
-        version: What it led to; None if it was cancelled, or its version is not on the tape.
+        committed: What it led to; None if it was cancelled, or its version is not on the tape.
         late: Island -> seconds after the closing at which its answer came.
         caught_up: Island -> version that took its late answer in.
         beheaded: The tape has lost the beginning of the life: islands that it had not heard since are not known.
@@ -106,8 +127,7 @@ class RoundStory:
     gone: dict[str, Why] = field(default_factory=dict)
     standing: set[str] = field(default_factory=set)
     doubted: Mapping[str, str] = field(default_factory=dict)
-    version: int | None = None
-    committed: Mapping[str, Any] = field(default_factory=dict)  #: the note of its version
+    committed: VersionCommitted | None = None
     late: dict[str, float] = field(default_factory=dict)
     caught_up: dict[str, int] = field(default_factory=dict)
     beheaded: bool = False
@@ -117,9 +137,14 @@ class RoundStory:
         """Seconds from its opening to its closing; None if it is not closed."""
         return None if self.closed_at_s is None else round(self.closed_at_s - self.opened_at_s, 4)
 
+    @property
+    def contributions(self) -> Sequence[Merging]:
+        """Returns who is in its version."""
+        return () if self.committed is None else self.committed.contributions or ()
+
     def absences(self) -> list[Absence]:
         """Returns why each known island that is not in the version is not, by island."""
-        present = {each["island"] for each in self.committed.get("contributions", ())}
+        present = {each.island for each in self.contributions}
         everybody = {*self.asked, *self.unasked, *self.joined, *self.refused, *self.missing} - present
         reasons = {island: self._why(island) for island in sorted(everybody)}
         return [Absence(island=island, why=why, detail=detail) for island, (why, detail) in reasons.items()]
@@ -180,10 +205,8 @@ class Storyteller:
             self._last = line
             if line["event"] == "received":
                 self._received(line)
-        elif line.get("note") == RolledBack.name:
-            self.went_back |= set(enumerate(line["fields"]["versions"]))
         elif "note" in line:
-            self._note(line["note"], line["fields"], line["now_s"])
+            self._note(note_in(line), line["now_s"])
 
     def _begin(self, line: Line) -> None:
         """A life begins: the members of the run record count as just heard, and no round is open."""
@@ -228,46 +251,44 @@ class Storyteller:
             codecs = self._codecs.setdefault(body["fragment_id"], {})
             codecs[line["sender"], body["steps"]["from_step"]] = line["buffers"][0][0]
 
-    def _note(self, name: str, fields: Line, now_s: float) -> None:
-        match name:
-            case "island.joined":
-                self._joined(fields["island"], fields["incarnation"], now_s)
-            case "island.left":
-                known = self._known.get(fields["island"])
-                if known is not None:
-                    known.left = fields.get("reason") or "it gave no reason"
-            case "island.quarantined":
-                known = self._known.get(fields["island"])
-                if known is not None:
-                    known.quarantined, known.quarantined_until_s = str(fields["reason"]), now_s + fields["for_s"]
-            case "island.standing" | "island.advancing":
-                known = self._known.get(fields["island"])
-                if known is not None:
-                    known.standing = name == "island.standing"
-            case "island.corrupted":
-                known, what = self._known.get(fields["island"]), f"fragment {fields['fragment']}"
-                if known is not None:
-                    known.corrupted = f"it had found {what} corrupt in its memory, and adopted it anew"
-                    for story in self._rounds.values():
-                        if story.fragment == fields["fragment"]:
-                            story.nothing[fields["island"]] = known.corrupted
-            case "island.doubted" | "island.believed":
-                known = self._known.get(fields["island"])
-                if known is not None:
-                    known.doubted = fields.get("detail", "")
-            case "broker.back":  # nobody could be heard while it was away: who lived then counts as just heard
-                for known in self._known.values():
-                    known.heard_at_s = now_s
-            case "round.opened":
-                self._opened(fields, now_s)
-            case "contribution.refused" | "contribution.retry":
-                self._refused(name, fields)
-            case "contribution.held":
-                self._held(fields, now_s)
-            case "round.closed" | "round.cancelled":
-                self._closed(name, fields, now_s)
-            case "version.committed":
-                self._committed(fields)
+    def _note(self, note: Note | None, now_s: float) -> None:
+        known = self._known.get(getattr(note, "island", ""))
+        match note:
+            case IslandJoined(island=island, incarnation=incarnation):
+                self._joined(island, incarnation, now_s)
+            case IslandLeft(reason=reason) if known is not None:
+                known.left = reason or "it gave no reason"
+            case IslandQuarantined(reason=reason, for_s=for_s) if known is not None:
+                known.quarantined, known.quarantined_until_s = reason, now_s + for_s
+            case IslandStanding() | IslandAdvancing() if known is not None:
+                known.standing = isinstance(note, IslandStanding)
+            case IslandCorrupted(island=island, fragment=p) if known is not None:
+                known.corrupted = f"it had found fragment {p} corrupt in its memory, and adopted it anew"
+                for story in self._rounds.values():
+                    if story.fragment == p:
+                        story.nothing[island] = known.corrupted
+            case IslandDoubted(detail=detail) if known is not None:
+                known.doubted = detail
+            case IslandBelieved() if known is not None:
+                known.doubted = ""
+            case BrokerBack():  # nobody could be heard while it was away: who lived then counts as just heard
+                for each in self._known.values():
+                    each.heard_at_s = now_s
+            case RoundOpened():
+                self._opened(note, now_s)
+            case ContributionRefused() | ContributionRetry():
+                answered = self._rounds.get(self._answered(note))
+                if answered is not None:
+                    why = AbsenceReason.REFUSED if isinstance(note, ContributionRefused) else AbsenceReason.RETRY
+                    answered.refused[note.island] = why, f"{note.reason}: {note.detail}".rstrip(": ")
+            case ContributionHeld():
+                self._held(note, now_s)
+            case RoundClosed() | RoundCancelled():
+                self._closed(note, now_s)
+            case VersionCommitted():
+                self._committed(note)
+            case RolledBack(versions=versions):
+                self.went_back |= set(enumerate(versions))
             case _:
                 pass
 
@@ -291,14 +312,14 @@ class Storyteller:
             if each["left"] and known.left is None:
                 known.left = "it said so"
 
-    def _opened(self, fields: Line, now_s: float) -> None:
+    def _opened(self, note: RoundOpened, now_s: float) -> None:
         unasked = {island: why for island, known in self._known.items() if (why := self._unfit(known, now_s))}
-        self._rounds[fields["round"]] = RoundStory(
-            round_id=fields["round"],
-            fragment=fields["fragment"],
+        self._rounds[note.round] = RoundStory(
+            round_id=note.round,
+            fragment=note.fragment,
             opened_at_s=now_s,
             life=self._life,
-            flush=bool(fields.get("flush")),
+            flush=note.flush,
             asked=frozenset(self._known) - frozenset(unasked),
             unasked=unasked,
             beheaded=self._beheaded,
@@ -317,34 +338,27 @@ class Storyteller:
             return AbsenceReason.NOT_READY, known.corrupted or "it had not yet reported that it holds every fragment"
         return None
 
-    def _refused(self, name: str, fields: Line) -> None:
-        why = AbsenceReason.REFUSED if name == "contribution.refused" else AbsenceReason.RETRY
-        reason, detail = fields["reason"], fields.get("detail", "")
-        story = self._rounds.get(self._answered(fields))
-        if story is not None:
-            story.refused[fields["island"]] = why, f"{reason}: {detail}" if detail else str(reason)
-
-    def _answered(self, fields: Line) -> int:
+    def _answered(self, note: ContributionRefused | ContributionRetry) -> int:
         """Returns the round that a contribution answered, or the one of its fragment that is open."""
         last = self._last
-        came = last.get("kind") == "contribution" and last["sender"] == fields["island"]
-        if came and last["body"]["fragment_id"] == fields["fragment"]:  # else the closing of another round refused it
+        came = last.get("kind") == "contribution" and last["sender"] == note.island
+        if came and last["body"]["fragment_id"] == note.fragment:  # else the closing of another round refused it
             return int(last["body"]["round_id"])
-        return next((n for n, story in self._rounds.items() if story.fragment == fields["fragment"]), -1)
+        return next((n for n, story in self._rounds.items() if story.fragment == note.fragment), -1)
 
-    def _held(self, fields: Line, now_s: float) -> None:
-        story = self._rounds.get(fields["round"])
+    def _held(self, note: ContributionHeld, now_s: float) -> None:
+        story = self._rounds.get(note.round)
         if story is None and self.found is not None and self.found.life == self._life:
-            story = self.found if self.found.round_id == fields["round"] else None
+            story = self.found if self.found.round_id == note.round else None
         if story is not None and story.closed_at_s is not None:
-            story.late[fields["island"]] = now_s - story.closed_at_s
+            story.late[note.island] = now_s - story.closed_at_s
 
-    def _closed(self, name: str, fields: Line, now_s: float) -> None:
-        story = self._rounds.get(fields["round"])
+    def _closed(self, note: RoundClosed | RoundCancelled, now_s: float) -> None:
+        story = self._rounds.get(note.round)
         if story is None:
             return
-        story.closed_at_s, story.reason = now_s, fields["reason"]
-        story.missing = frozenset(fields.get("missing", ()))
+        story.closed_at_s, story.reason = now_s, note.reason
+        story.missing = frozenset(note.missing) if isinstance(note, RoundClosed) else frozenset()
         story.doubted = {name: known.doubted for name, known in self._known.items() if known.doubted}
         for island in story.asked:
             known = self._known.get(island)
@@ -353,33 +367,27 @@ class Storyteller:
                 story.standing.add(island)
             if why is not None and why[0] in (AbsenceReason.LEFT, AbsenceReason.DEAD):
                 story.gone[island] = why
-        if name == "round.cancelled":
+        if isinstance(note, RoundCancelled):
             self._rounds.pop(story.round_id)
             if self._target.round_id == story.round_id:
                 self.found = story
 
-    def _committed(self, fields: Line) -> None:
-        story = self._rounds.pop(fields["round"], None)
-        codecs = self._codecs.get(fields["fragment"], {})
-        merged = {key: codecs.pop(key, "") for key in map(_key, fields["contributions"])}
-        found = self.found
-        if found is not None and found.fragment == fields["fragment"]:
-            for each in fields["contributions"]:
-                if each["island"] in found.late and not each["fresh"] and fields["round"] != found.round_id:
-                    found.caught_up.setdefault(each["island"], fields["version"])
+    def _committed(self, note: VersionCommitted) -> None:
+        story, found = self._rounds.pop(note.round, None), self.found
+        codecs = self._codecs.get(note.fragment, {})
+        merged = {key: codecs.pop(key, "") for each in note.contributions or () for key in [each.key]}
+        if found is not None and found.fragment == note.fragment and note.round != found.round_id:
+            for each in note.contributions or ():
+                if each.island in found.late and not each.fresh:
+                    found.caught_up.setdefault(each.island, note.version)
         if story is None:
             return
-        story.version, story.committed, story.codecs = fields["version"], fields, merged
+        story.committed, story.codecs = note, merged
         target = self._target
-        fits = story.round_id == target.round_id or (
-            story.fragment == target.fragment and target.version in (None, story.version)
-        )
-        if fits:
+        if story.round_id == target.round_id or (
+            story.fragment == target.fragment and target.version in (None, note.version)
+        ):
             self.found = story
-
-
-def _key(contribution: Line) -> tuple[str, int]:
-    return contribution["island"], contribution["steps"][0]
 
 
 def _nothing(link: Line) -> str:

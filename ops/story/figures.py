@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from aggregator.interface.events import Note
+from aggregator.interface.leader_notes import MessageRefused
+from aggregator.interface.notes import ContributionRefused, JoinRefused, RunEnded, VersionCommitted
+from aggregator.interface.reading_notes import note_in
 from broker.routing.liveness import Liveness
 from ops.story.history import History
 
 Line = Mapping[str, Any]
-
-_REFUSALS = frozenset({"contribution.refused", "message.refused", "join.refused"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +60,15 @@ class Figures:
         """Reads a line of a tape; returns a sample if one is due."""
         self.history.take(line)
         if "note" in line:
-            self._note(line["note"], line["fields"])
-        if self.history.phase == "ended" and line.get("note") != "run.ended":
+            self._note(note_in(line))
+        if self.history.phase == "ended" and line.get("note") != RunEnded.name:
             return None  # the last sample was made; whoever looks later meets no other one
         return self.sample(now=self.history.phase == "ended")
 
-    def note(self, name: str, fields: Line) -> None:
+    def note(self, note: Note) -> None:
         """Takes in a decision of the aggregator that comes by itself."""
-        self.history.note(name, fields)
-        self._note(name, fields)
+        self.history.note(note)
+        self._note(note)
 
     def sample(self, *, now: bool = False) -> Sample | None:
         """Returns the figures of this moment, if it is time, or ``now``, and something was trained since."""
@@ -83,16 +85,19 @@ class Figures:
         self._contributions, self._live, self._staleness, self._directions = 0, 0, 0.0, {}
         return Sample(run_s=history.now_s, tokens=tokens, values=values)
 
-    def _note(self, name: str, fields: Line) -> None:
-        if name == "version.committed":
-            self._contributions += fields["islands"]
-            self._live += fields["live"]
-            self._staleness += fields["islands"] * fields.get("staleness_mean", 0.0)
-            for figure in ("agreement", "momentum_cosine"):
-                if figure in fields:
-                    self._directions.setdefault(figure, []).append(fields[figure])
-        elif name in _REFUSALS:
-            self._refusals[str(fields["reason"])] += 1
+    def _note(self, note: Note | None) -> None:
+        match note:
+            case VersionCommitted():
+                self._contributions += note.islands
+                self._live += note.live
+                self._staleness += note.islands * note.staleness_mean
+                for name, figure in (("agreement", note.agreement), ("momentum_cosine", note.momentum_cosine)):
+                    if figure is not None:
+                        self._directions.setdefault(name, []).append(figure)
+            case ContributionRefused() | MessageRefused() | JoinRefused():
+                self._refusals[str(note.reason)] += 1
+            case _:
+                pass
 
     def _fleet(self, tokens: int, passed_s: float) -> dict[str, float | None]:
         history = self.history

@@ -14,12 +14,24 @@ from typing import Any
 
 from aggregator.interface.events import Note
 from aggregator.interface.leader_notes import MessageRefused
-from aggregator.interface.notes import IslandJoined
-from aggregator.interface.reading_notes import read_note
+from aggregator.interface.notes import (
+    ContributionRefused,
+    IslandJoined,
+    IslandLeft,
+    IslandResumed,
+    RoundCancelled,
+    RoundClosed,
+    RoundOpened,
+    RunEnded,
+    RunFlushing,
+    RunSeeded,
+    VersionCommitted,
+)
+from aggregator.interface.reading_notes import note_in
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire.fragments import shard_of
 from ops.story.counters import Counters
-from ops.story.sentences import sentence
+from ops.story.marks import KIND_OF, island_of, text_of
 from ops.text import finite
 
 Line = Mapping[str, Any]
@@ -34,40 +46,6 @@ LONGEST_PAUSE_S = 30.0
 VITALS = ("tokens", "loss", "step_time_s", "sync_share", "bytes_up", "bytes_down", "optimizer")
 #: How often silence is looked for.
 LOOK_EVERY_S = 0.25
-#: Notes that a page marks on its time axis -> sort of the mark.
-_MARKED = {
-    "aggregator.started": "leader",
-    "leader.followed": "leader",
-    "aggregator.fenced": "leader",
-    "run.seeded": "run",
-    "run.rolled_back": "run",
-    "run.flushing": "run",
-    "run.ended": "run",
-    "aggregator.finished": "run",
-    "island.joined": "island",
-    "island.resumed": "island",
-    "island.left": "island",
-    "island.quarantined": "refusal",
-    "island.doubted": "refusal",
-    "island.believed": "island",
-    "island.released": "island",
-    "island.standing": "fault",
-    "island.corrupted": "fault",
-    "contribution.refused": "refusal",
-    "message.refused": "refusal",
-    "join.refused": "refusal",
-    "round.cancelled": "round",
-    "interval.changed": "round",
-    "fleet.diverging": "fault",
-    "fleet.agrees": "round",
-    "norms.restarted": "round",
-    "standby.came": "leader",
-    "standby.lost": "leader",
-    "store.behind": "fault",
-    "version.not_durable": "fault",
-    "run_record.failed": "fault",
-    "broker.back": "fault",
-}
 
 
 @dataclass(slots=True)
@@ -185,8 +163,10 @@ class History:
         if "tape" in line:
             self._life(line)
         elif "note" in line:
-            self._count(read_note(line["note"], line["fields"]))
-            self.note(line["note"], line["fields"])
+            note = note_in(line)
+            if note is not None:
+                self._count(note)
+                self.note(note)
         elif "process" in line:  # of run_directory.tell
             self.mark("fault", line["process"], line["text"], "process")
         elif line["event"] == "received":
@@ -203,7 +183,7 @@ class History:
                     self._counters.tokens(island),
                 )
 
-    def _count(self, note: Note | None) -> None:
+    def _count(self, note: Note) -> None:
         match note:
             case IslandJoined(island=island, incarnation=incarnation, start_step=step):
                 self._counters.joined(island, incarnation, step)
@@ -219,29 +199,32 @@ class History:
             self._offset_s = self.now_s - clock_s  # of another boot, or after a long sleep
         self.now_s = max(self.now_s, clock_s + self._offset_s)
 
-    def note(self, name: str, fields: Line) -> None:
+    def note(self, note: Note) -> None:
         """Takes in a decision of the aggregator."""
-        match name:
-            case "round.opened":
-                self._opened(fields)
-            case "round.closed" | "round.cancelled":
-                self._closed(fields, cancelled=name == "round.cancelled")
-            case "version.committed":
-                self._committed(fields)
-            case "island.joined" | "island.resumed":
-                self._joined(fields)
-            case "island.left":
-                self._island(fields["island"]).state = Liveness.LEFT
-            case "contribution.refused" | "message.refused":
-                self._refused(fields)
-            case "run.seeded":
+        match note:
+            case RoundOpened():
+                self._opened(note)
+            case RoundClosed() | RoundCancelled():
+                self._closed(note)
+            case VersionCommitted():
+                self._committed(note)
+            case IslandJoined() | IslandResumed():
+                island = self._island(note.island)
+                island.lives = max(island.lives, note.incarnation)
+                island.state, island.heard_at_s = Liveness.ALIVE, self.now_s
+                self._silent.pop(note.island, None)
+            case IslandLeft():
+                self._island(note.island).state = Liveness.LEFT
+            case ContributionRefused() | MessageRefused():
+                self._refused(note)
+            case RunSeeded():
                 self.phase = "running"
-            case "run.flushing" | "run.ended":
-                self.phase = name.partition(".")[2]
+            case RunFlushing() | RunEnded():
+                self.phase = note.name.partition(".")[2]
             case _:
                 pass
-        if name in _MARKED and not self._is_told(name, fields):
-            self.mark(_MARKED[name], _island_of(fields), _text(name, fields), name)
+        if type(note) in KIND_OF and not self._is_told(note):
+            self.mark(KIND_OF[type(note)], island_of(note), text_of(note), note.name)
 
     def heard(self, island_id: str, *, step: int, tokens: int, loss: float | None, **vitals: Any) -> None:
         """Takes in the heartbeat of an island."""
@@ -303,67 +286,58 @@ class History:
         )
         self.target_tokens = config["total_tokens"]
 
-    def _joined(self, fields: Line) -> None:
-        island = self._island(fields["island"])
-        island.lives = max(island.lives, fields.get("incarnation", 1))
-        island.state, island.heard_at_s = Liveness.ALIVE, self.now_s
-        self._silent.pop(fields["island"], None)
-
-    def _is_told(self, name: str, fields: Line) -> bool:
+    def _is_told(self, note: Note) -> bool:
         """Says whether this coming or going of an island was marked before: each shard tells of it.
 
         Only what was marked counts: Redis often knows an island before the tape tells that it joined.
         """
-        if name not in ("island.joined", "island.left"):
+        if not isinstance(note, IslandJoined | IslandLeft):
             return False
-        island_id = fields["island"]
-        coming = (name, fields.get("incarnation", self.islands[island_id].lives))
-        before = self._told.get(island_id)
-        self._told[island_id] = coming
-        return before == coming
+        life = note.incarnation if isinstance(note, IslandJoined) else self.islands[note.island].lives
+        before, self._told[note.island] = self._told.get(note.island), (note.name, life)
+        return before == (note.name, life)
 
-    def _opened(self, fields: Line) -> None:
-        number, fragment = fields["round"], fields["fragment"]
-        self._rounds[fragment, number] = RoundHistory(number, fragment, self.now_s, self._change())
+    def _opened(self, note: RoundOpened | VersionCommitted) -> None:
+        self._rounds[note.fragment, note.round] = RoundHistory(note.round, note.fragment, self.now_s, self._change())
         while len(self._rounds) > MAX_ROUNDS:
             self._rounds.pop(next(iter(self._rounds)))
 
-    def _closed(self, fields: Line, *, cancelled: bool) -> None:
-        here = self._rounds.get((fields["fragment"], fields["round"]))
+    def _closed(self, note: RoundClosed | RoundCancelled) -> None:
+        here = self._rounds.get((note.fragment, note.round))
         if here is not None:
-            here.closed_s, here.cancelled, here.changed = self.now_s, cancelled, self._change()
+            here.closed_s, here.changed = self.now_s, self._change()
+            here.cancelled = isinstance(note, RoundCancelled)
 
-    def _committed(self, fields: Line) -> None:
-        self.fragments[fields["fragment"]] = fields["version"]
-        key = fields["fragment"], fields["round"]
+    def _committed(self, note: VersionCommitted) -> None:
+        self.fragments[note.fragment] = note.version
+        key = note.fragment, note.round
         if key not in self._rounds:  # Redis tells of versions alone
-            self._opened(fields)
-            self._rounds[key].opened_s = max(0.0, self.now_s - fields.get("took_s", 0.0))
+            self._opened(note)
+            self._rounds[key].opened_s = max(0.0, self.now_s - note.took_s)
         here = self._rounds[key]
         here.closed_s = self.now_s if here.closed_s is None else here.closed_s
-        here.committed_s, here.version, here.changed = self.now_s, fields["version"], self._change()
-        here.islands, here.live = fields["islands"], fields["live"]
-        if "agreement" in fields:
-            self._agreements.append(fields["agreement"])
-        contributions = fields.get("contributions")
-        if contributions is None:
+        here.committed_s, here.version, here.changed = self.now_s, note.version, self._change()
+        here.islands, here.live = note.islands, note.live
+        if note.agreement is not None:
+            self._agreements.append(note.agreement)
+        if note.contributions is None:
             return
         for island in self.islands.values():
             island.versions_of += island.state is not Liveness.LEFT
-        for each in contributions:
-            island = self._island(each["island"])
-            island.staleness = each["staleness"]
-            island.agreement = each.get("agreement", island.agreement)
-            island.trust = each.get("trust", island.trust)
-        for name in {each["island"] for each in contributions}:
+        for each in note.contributions:
+            island = self._island(each.island)
+            island.staleness = each.staleness
+            island.agreement = island.agreement if each.agreement is None else each.agreement
+            island.trust = island.trust if each.trust is None else each.trust
+        for name in {each.island for each in note.contributions}:
             self._island(name).versions_in += 1
 
-    def _refused(self, fields: Line) -> None:
-        island = self.islands.get(_island_of(fields))
+    def _refused(self, note: ContributionRefused | MessageRefused) -> None:
+        island = self.islands.get(island_of(note))
         if island is not None:
-            reason = str(fields["reason"])
+            reason = str(note.reason)
             island.refusals[reason] = island.refusals.get(reason, 0) + 1
-            island.last_refusal = f"{reason}: {fields.get('detail', '')}".rstrip(": ")
+            island.last_refusal = f"{reason}: {note.detail}".rstrip(": ")
 
     def _mark_silence(self, island_id: str, island: IslandHistory) -> None:
         """Marks that an island falls silent, and again when it is given up.
@@ -438,29 +412,3 @@ def _row(each: RoundHistory) -> list[Any]:
     times = (each.opened_s, each.closed_s, each.committed_s)
     shown = [None if time is None else round(time, 2) for time in times]
     return [each.number, each.fragment, *shown, each.version, each.islands, each.live, int(each.cancelled)]
-
-
-def _island_of(fields: Line) -> str:
-    """Returns the island that a note is about; empty if it is about none."""
-    return str(fields.get("island") or fields.get("sender") or "")
-
-
-def _text(name: str, fields: Line) -> str:
-    """Says a note in words."""
-    island = _island_of(fields)
-    match name:
-        case "island.joined":
-            again = "" if fields.get("incarnation", 1) == 1 else f", life {fields['incarnation']}"
-            return f"{island} joined{again}"
-        case "island.left":
-            return f"{island} left: {fields.get('reason') or 'no reason given'}"
-        case "contribution.refused":
-            what = f"fragment {fields['fragment']} of {island} refused"
-            return f"{what}, {fields['reason']}: {fields.get('detail', '')}".rstrip(": ")
-        case "island.quarantined":
-            return f"{island} quarantined for {fields['for_s']:.0f} s: {fields['reason']}"
-        case "island.corrupted":
-            what = f"fragment {fields['fragment']} after version {fields['version']}"
-            return f"{island} corrupt in its memory, {what}: adopted anew"
-        case _:
-            return sentence(name, fields)

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from aggregator.interface.events import Computed, Event, Persisted, PersistFailed, Received
+from aggregator.interface.events import Computed, Event, Note, Persisted, PersistFailed, Received
+from aggregator.interface.notes import ContributionAccepted, RoundCancelled, RoundClosed, RoundOpened, VersionCommitted
 from broker.wire.messages import Attached, Heartbeat
 
 #: A trace is not held up for longer by who has not adopted its version.
@@ -96,24 +96,29 @@ class RoundSpans:
         for key in overdue:
             self._finish(self._versions.pop(key))
 
-    def note(self, name: str, facts: Mapping[str, Any], now_s: float) -> None:
+    def note(self, note: Note | None, now_s: float) -> None:
         """Takes in a decision of the core."""
-        match name:
-            case "round.opened":
-                attributes = {key: facts[key] for key in ("asked", "held", "flush")}
-                self._rounds[facts["fragment"]] = _Round(
-                    round_id=facts["round"], fragment=facts["fragment"], opened_s=now_s, attributes=attributes
-                )
-            case "contribution.accepted":
-                self._contributed(facts, now_s)
-            case "round.closed":
-                self._closed(facts, now_s)
-            case "round.cancelled":
-                round_ = self._rounds.pop(facts["fragment"], None)
-                if round_ is not None:
-                    self._done.append(_cancelled(round_, facts["reason"], now_s))
-            case "version.committed":
-                self._committed(facts)
+        match note:
+            case RoundOpened(round=number, fragment=p):
+                attributes: dict[str, Value] = {"asked": note.asked, "held": note.held, "flush": note.flush}
+                self._rounds[p] = _Round(round_id=number, fragment=p, opened_s=now_s, attributes=attributes)
+            case ContributionAccepted(fragment=p, round=number) if p in self._rounds:
+                round_ = self._rounds[p]
+                if round_.round_id == number:
+                    facts: dict[str, Value] = {
+                        "island": note.island,
+                        "from_step": note.from_step,
+                        "to_step": note.to_step,
+                    }
+                    span = Span(name="contribution", began_s=round_.opened_s, ended_s=now_s, attributes=facts)
+                    round_.contributions.append(span)
+            case RoundClosed(fragment=p) if p in self._rounds:
+                self._rounds[p].closed_s = now_s
+                self._rounds[p].attributes |= {"reason": note.reason, "missing": tuple(note.missing)}
+            case RoundCancelled(fragment=p) if p in self._rounds:
+                self._done.append(_cancelled(self._rounds.pop(p), note.reason, now_s))
+            case VersionCommitted(fragment=p) if p in self._rounds:
+                self._committed(note, self._rounds.pop(p))
             case _:
                 pass
 
@@ -126,32 +131,17 @@ class RoundSpans:
 
     # --- what happens to a round ----------------------------------------------------------------------------------
 
-    def _contributed(self, facts: Mapping[str, Any], now_s: float) -> None:
-        round_ = self._rounds.get(facts["fragment"])
-        if round_ is None or round_.round_id != facts["round"]:
+    def _committed(self, note: VersionCommitted, round_: _Round) -> None:
+        if round_.round_id != note.round:
             return
-        attributes = {"island": facts["island"], "from_step": facts["from_step"], "to_step": facts["to_step"]}
-        span = Span(name="contribution", began_s=round_.opened_s, ended_s=now_s, attributes=attributes)
-        round_.contributions.append(span)
-
-    def _closed(self, facts: Mapping[str, Any], now_s: float) -> None:
-        round_ = self._rounds.get(facts["fragment"])
-        if round_ is not None:
-            round_.closed_s = now_s
-            round_.attributes |= {"reason": facts["reason"], "missing": tuple(facts["missing"])}
-
-    def _committed(self, facts: Mapping[str, Any]) -> None:
-        round_ = self._rounds.pop(facts["fragment"], None)
-        if round_ is None or round_.round_id != facts["round"]:
-            return
-        round_.version = facts["version"]
-        contributors = sorted({each["island"] for each in facts["contributions"]})
+        round_.version = note.version
+        contributors = sorted({each.island for each in note.contributions or ()})
         round_.lacking = set(contributors)
         round_.attributes |= {
-            "version": facts["version"],
-            "digest": facts["digest"],
-            "tokens": facts["tokens"],
-            "staleness_mean": facts["staleness_mean"],
+            "version": note.version,
+            "digest": note.digest,
+            "tokens": note.tokens,
+            "staleness_mean": note.staleness_mean,
             "islands": tuple(contributors),
         }
         self._versions[round_.fragment, round_.version] = round_

@@ -127,7 +127,10 @@ class World:
         names = [AGGREGATOR, *(f"i{n}" for n in range(self.plan.islands))]
         self.hosts = {BROKER: BROKER_HOST} | {name: f"127.0.0.{n}" for n, name in enumerate(names, start=2)}
         for name in names:
-            for link in (self.network.link(BROKER_HOST, self.hosts[name]), self.network.link(self.hosts[name], BROKER_HOST)):
+            for link in (
+                self.network.link(BROKER_HOST, self.hosts[name]),
+                self.network.link(self.hosts[name], BROKER_HOST),
+            ):
                 link.delay_s, link.bytes_per_s = self.plan.delay_s, self.plan.bytes_per_s
         self.processes = {}
         self.sequences = defaultdict(int)
@@ -193,7 +196,13 @@ class World:
         link_s = 8.0 * self.plan.islands * self.plan.elements / rate if rate else 0.0
         trips = 60 if self.plan.delay_s[1] > 0.01 else 30
         turns = 300 if self.plan.turn_s[1] > 1e-3 else 0
-        return SOON_S + 3 * link_s + trips * 2 * self.plan.delay_s[1] + turns * self.plan.turn_s[1] + 8 * self.plan.job_s[1]
+        return (
+            SOON_S
+            + 3 * link_s
+            + trips * 2 * self.plan.delay_s[1]
+            + turns * self.plan.turn_s[1]
+            + 8 * self.plan.job_s[1]
+        )
 
     def _done(self, name):
         return max(self.acknowledged[name], default=0)
@@ -206,7 +215,7 @@ class World:
 
     def _state(self):
         now_s = self.virtual.now_s
-        return f"at {now_s:.1f} s {self.plan}, sent {dict(self.sent)}, done {({n: self._done(n) for n in self.sent})}"
+        return f"at {now_s:.1f} s {self.plan}, sent {dict(self.sent)}, done { ({n: self._done(n) for n in self.sent}) }"
 
     def _event_of(self, event_of):
         async def recorded(channel, taken, limits, key):

@@ -23,6 +23,7 @@ from ops.chaos.report import (
 from ops.faults.kinds import FaultKind
 from ops.faults.plan import fault
 from ops.processes.cluster import Change, ProcessEvent
+from tests.noted import line, noted
 
 PACE_S = 0.25
 
@@ -174,7 +175,7 @@ NOTED = [
 )
 def test_what_notices_a_fault_depends_on_its_kind(kind, process, detected_s):
     befell = happening(kind, process, at_s=10.0, ended_s=16.0)
-    notes = [NoteSeen(at_s=at_s, name=name, fields=fields) for at_s, name, fields in NOTED]
+    notes = [NoteSeen(at_s=at_s, note=noted(name, **fields)) for at_s, name, fields in NOTED]
     assert heal(befell, notes=notes)[0] == detected_s
 
 
@@ -217,26 +218,26 @@ def test_rounds_decisions_and_versions_are_read_off_tapes_and_ledgers_as_they_gr
     lines = [
         {"tape": 1, "now_s": 0.0},
         {"now_s": 1.0, "event": "received", "kind": "heartbeat", "sender": "a", "body": {}},
-        {"now_s": 2.0, "note": "round.opened", "fields": {"round": 7}},
+        line(2.0, "round.opened", round=7),
         {"gap": 3},
-        {"now_s": 3.0, "note": "round.closed", "fields": {"round": 7, "missing": []}},
-        {"now_s": 4.0, "note": "version.committed", "fields": {"round": 7, **committed}},
-        {"now_s": 5.0, "note": "version.committed", "fields": {"round": 8, **committed}},  # whose opening is lost
+        line(3.0, "round.closed", round=7),
+        line(4.0, "version.committed", round=7, **committed),
+        line(5.0, "version.committed", round=8, **committed),  # whose opening is lost
     ]
     row = {"fragment_id": 2, "fragment_version": 5, "epoch": 1, "contributions": []}
     for store in ("store", "standby-1/store"):  # a copy is no other version
         (tmp_path / store).mkdir(parents=True)
         (tmp_path / store / "ledger.jsonl").write_text(json.dumps(row) + "\n")
     with (tmp_path / "events.jsonl").open("w") as tape:
-        for line in lines:
-            text = json.dumps(line) + "\n"
+        for each in lines:
+            text = json.dumps(each) + "\n"
             for part in (text[:9], text[9:]):  # torn, until the rest is there
                 tape.write(part)
                 tape.flush()
                 observer.look()
     assert [each.islands for each in run.rounds] == [{"a"}]
     assert run.rounds[0].opened_s < run.rounds[0].committed_s
-    assert [note.name for note in run.notes] == ["round.closed"]
+    assert [each.note.name for each in run.notes] == ["round.closed"]
     assert [(each.version, each.epoch) for each in run.versions] == [(5, 1)]
 
 

@@ -9,6 +9,7 @@ from broker.base.errors import Unavailable
 from ops.chaos import verify
 from ops.chaos.verify import as_json, books_agree, render
 from ops.faults.checks import MOST_QUOTED, data_checks
+from tests.noted import line
 
 
 def contribution(island="island-0", incarnation=1, steps=(0, 10), weight=0.5):
@@ -59,7 +60,7 @@ def heartbeat(island, *versions):
 
 
 def note(name, **fields):
-    return {"now_s": 1.0, "note": name, "fields": fields}
+    return line(1.0, name, **fields)
 
 
 class RunFiles:

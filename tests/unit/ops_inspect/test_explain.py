@@ -15,6 +15,7 @@ from ops.inspect import explain
 from ops.inspect.explanation import render
 from ops.story.absence import AbsenceReason, Storyteller, Target
 from tests.aggregator_hand import beat
+from tests.noted import line as note
 from tests.taped import STEPS_PER_ROUND, Taped
 
 
@@ -121,10 +122,6 @@ def kept_out(until_s, *more):
         note(23.0, "round.closed", round=5, fragment=0, reason="timeout", missing=["b"]),
         note(23.0, "version.committed", **committed),
     ]
-
-
-def note(now_s, name, **fields):
-    return {"now_s": now_s, "note": name, "fields": fields}
 
 
 def heartbeat(now_s, island, incarnation=1):

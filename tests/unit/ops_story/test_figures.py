@@ -8,6 +8,7 @@ import pytest
 
 from ops.story.figures import Figures
 from ops.story.rows import row
+from tests.noted import line as note
 
 CONFIG = {"heartbeat_interval_s": 0.5, "suspect_after_s": 2.0, "dead_after_s": 5.0, "total_tokens": 1000}
 
@@ -15,10 +16,6 @@ CONFIG = {"heartbeat_interval_s": 0.5, "suspect_after_s": 2.0, "dead_after_s": 5
 def beat(now_s, sender, tokens, loss, step_time_s=0.1):
     body = {"inner_step": tokens // 10, "tokens": tokens, "loss": loss, "step_time_s": step_time_s}
     return {"now_s": now_s, "event": "received", "kind": "heartbeat", "sender": sender, "body": body}
-
-
-def note(now_s, name, **fields):
-    return {"now_s": now_s, "note": name, "fields": fields}
 
 
 def committed(now_s, version, islands, live, staleness_mean):

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from aggregator.interface.leader_notes import StandbyCame, StandbyLost
 from broker.routing.liveness import Liveness
 from ops.dashboard import followed_tape
 from ops.dashboard.followed_tape import CHUNK_BYTES, FollowedTape, FollowedTapes
@@ -14,16 +15,14 @@ from ops.dashboard.plot import MAX_CONTRIBUTIONS, Contributors, report_page, wri
 from ops.inspect.source import FollowedEvents
 from ops.run_directory import claim
 from ops.story.history import MAX_POINTS, MAX_ROUNDS, History
+from tests.noted import line as note
+from tests.noted import noted
 
 CONFIG = {"heartbeat_interval_s": 0.5, "suspect_after_s": 2.0, "dead_after_s": 6.0, "total_tokens": 1000}
 
 
 def start(now_s, **more):
     return {"tape": 11, "now_s": now_s, "epoch": 1, "config": CONFIG, "record": None, "commits": [], **more}
-
-
-def note(now_s, name, **fields):
-    return {"now_s": now_s, "note": name, "fields": fields}
 
 
 def beat(now_s, island, step, *, loss=None):
@@ -70,7 +69,7 @@ def test_of_a_version_alone_the_round_is_told_backwards():
     history.at(1_700_000_000.0)
     history.at(1_700_000_010.0)
     fields = {"round": 7, "fragment": 3, "version": 41, "islands": 2, "live": 2, "took_s": 1.5}
-    history.note("version.committed", fields)
+    history.note(noted("version.committed", **fields))
     assert history.frame()["rounds"] == [[7, 3, 8.5, 10.0, 10.0, 41, 2, 2, 0]]
 
 
@@ -315,15 +314,16 @@ def test_a_report_of_a_long_run_names_those_in_its_newest_versions():
 
 
 def test_events_of_redis_come_once_however_often_they_were_written():
-    numbered = [((1000, 0), {"event": "run.seeded", "n": 1}), ((1000, 1), {"event": "run.seeded", "n": 1})]
+    came, lost = ({"event": f"standby.{how}", "standby": "b"} for how in ("came", "lost"))
+    numbered = [((1000, 0), came | {"n": 1}), ((1000, 1), came | {"n": 1})]
 
     class Reader:
         async def read_events_after(self, after, count):
             return [each for each in numbered if each[0] > after][:count]
 
     events, reader = FollowedEvents(), Reader()
-    assert asyncio.run(events.read(reader, 1)) == ([(1.0, "run.seeded", {})], True)
+    assert asyncio.run(events.read(reader, 1)) == ([(1.0, StandbyCame(standby="b"))], True)
     assert asyncio.run(events.read(reader, 1)) == ([], True)
-    numbered.append(((2500, 0), {"event": "run.ended", "n": 2, "tokens": 7}))
-    assert asyncio.run(events.read(reader, 9)) == ([(2.5, "run.ended", {"tokens": 7})], True)
+    numbered += [((2500, 0), lost | {"n": 2, "times": 7}), ((2500, 1), {"event": "of.another.release", "n": 3})]
+    assert asyncio.run(events.read(reader, 9)) == ([(2.5, StandbyLost(standby="b"))], True)
     assert asyncio.run(events.read(reader, 9)) == ([], False)

@@ -21,7 +21,7 @@ class Traced(Desk):
     def _perform(self, actions):
         for action in actions:
             if isinstance(action, Note):
-                self.spans.note(action.name, action.fields, self.now_s)
+                self.spans.note(action, self.now_s)
         super()._perform(actions)
 
 
