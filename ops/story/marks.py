@@ -78,7 +78,7 @@ def text_of(note: Note) -> str:
         case notes.IslandCorrupted(island=island, fragment=p, version=version):
             return f"{island} corrupt in its memory, fragment {p} after version {version}: adopted anew"
         case _ if type(note) in _SENTENCES:
-            return _SENTENCES[type(note)].format_map(note.fields)
+            return _SENTENCES[type(note)].format_map(note.fields).rstrip(": ")
         case _:
             said = [f"{name} {value}" for name, value in note.fields.items() if isinstance(value, str | int | float)]
             return ": ".join(filter(None, (note.name.replace(".", " ").replace("_", " "), ", ".join(said))))

@@ -110,13 +110,10 @@ def test_only_a_silence_on_the_tape_is_marked_and_not_that_redis_is_read_late():
     assert [mark["event"] for mark in history.frame()["marks"]] == ["island.joined", "silent", "heard"]
 
 
-def test_notes_are_told_in_sentences_and_an_incomplete_one_with_what_it_has():
+def test_notes_are_told_in_sentences():
     flushing = {"reason": "its tokens are trained", "trained_tokens": 600064, "target": 600000}
-    history = history_of(start(0.0), note(1.0, "run.flushing", **flushing), note(2.0, "interval.changed", new_steps=7))
-    assert texts(history) == [
-        "training ends, its tokens are trained: 600,064 tokens, the target was 600,000",
-        "interval changed: new steps 7",
-    ]
+    history = history_of(start(0.0), note(1.0, "run.flushing", **flushing))
+    assert texts(history) == ["training ends, its tokens are trained: 600,064 tokens, the target was 600,000"]
 
 
 def test_the_curve_of_each_island_comes_in_parts_that_fit_the_curve_of_the_fleet():
