@@ -25,7 +25,7 @@ from ops.chaos import report, verify
 from ops.chaos.drill import Drill
 from ops.faults.kinds import FaultKind
 from ops.faults.plan import NATURES, ChaosConfig, FaultFile, Needs, all_faults, read_faults
-from ops.inspect.explain import ledgers_in
+from ops.inspect.tapes import ledgers_in
 from ops.link_proxy import placing
 from ops.links.region import TO_REDIS
 from ops.run import local_plan

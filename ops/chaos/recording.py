@@ -6,8 +6,6 @@ process's clock: those on a tape are of a clock that a fault may have made jump.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +16,11 @@ from aggregator.interface.events import Note
 from aggregator.interface.notes import ContributionAccepted, RoundOpened, VersionCommitted
 from aggregator.interface.reading_notes import note_in
 from aggregator.store.ledger_file import is_of_segment
-from aggregator.store.segments import TapeReader
 from islands.session.pulse import Beat, read_pulse
 from ops.faults.kinds import Fault
-from ops.inspect.explain import ledgers_in, tapes_in
+from ops.inspect.tapes import FollowedTape, ledgers_in, tapes_in
 from ops.processes.cluster import ProcessEvent
 
-#: Of a tape, read at a time.
-FOLLOWED_BYTES = 4 << 20
 #: From when to when.
 Spell = tuple[float, float]
 
@@ -120,31 +115,9 @@ class Recording:
 # --- watching ----------------------------------------------------------------------------------------------------
 
 
-def tape_files(run_dir: Path) -> list[Path]:
-    """Returns the tapes of a run: those of its first aggregators and of all standbys that ever led."""
-    return sorted(tapes_in(run_dir))
-
-
 def pulse_file(run_dir: Path, island: str) -> Path:
     """Returns the file in which an island shows its pulse."""
     return run_dir / "chaos" / f"{island}.pulse"
-
-
-class Follower:
-    """Reads what was appended to a tape or ledger since the last time, in all its segments."""
-
-    def __init__(self, path: Path) -> None:
-        self._reader = TapeReader(path)
-
-    def news(self) -> list[dict[str, Any]]:
-        """Returns the whole lines that are new; none while there is no file."""
-        lines = []
-        with contextlib.suppress(OSError):
-            while found := self._reader.read(FOLLOWED_BYTES):
-                for _, text in found:
-                    with contextlib.suppress(ValueError):
-                        lines.append(json.loads(text))
-        return [line for line in lines if isinstance(line, dict)]
 
 
 class Observer:
@@ -153,7 +126,7 @@ class Observer:
     def __init__(self, run_dir: Path, recording: Recording) -> None:
         self._run_dir = run_dir
         self._recording = recording
-        self._followed: dict[Path, Follower] = {}
+        self._followed: dict[Path, FollowedTape] = {}
         self._seen: set[tuple[int, int]] = set()
         self._opened_s: dict[tuple[Path, int], float] = {}  # of rounds
         self._counts = dict.fromkeys(recording.islands, 0)
@@ -164,11 +137,11 @@ class Observer:
             self._counts[island], beats = read_pulse(pulse_file(self._run_dir, island), self._counts[island])
             self._recording.steps.setdefault(island, []).extend(beats)
         for path in ledgers_in(self._run_dir):
-            for row in self._followed.setdefault(path, Follower(path)).news():
+            for row in self._followed.setdefault(path, FollowedTape(path)).news():
                 if not is_of_segment(row):
                     self._take_row(row, time.monotonic())
-        for path in tape_files(self._run_dir):
-            for line in self._followed.setdefault(path, Follower(path)).news():
+        for path in tapes_in(self._run_dir):
+            for line in self._followed.setdefault(path, FollowedTape(path)).news():
                 self._take_line(path, line, time.monotonic())
 
     def _take_row(self, row: dict[str, Any], now_s: float) -> None:

@@ -34,7 +34,6 @@ from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import head_of, newest_dropped, read_rows
 from aggregator.store.tape import read_lines
 from broker.base.errors import Unavailable
-from ops.chaos.recording import tape_files
 from ops.faults.checks import Check, Files, Line, data_checks
 from ops.faults.invariants import (
     Contents,
@@ -48,7 +47,7 @@ from ops.faults.invariants import (
     weights_fit,
 )
 from ops.inspect.dropped import gone_of
-from ops.inspect.explain import ledgers_in
+from ops.inspect.tapes import ledgers_in, tapes_in
 
 #: A fragment version, its digest, and the books that were committed with it.
 Books = tuple[int, str, Line]
@@ -65,7 +64,7 @@ def verify(run_dir: Path) -> list[Check]:
         raise Unavailable(f"{run_dir} holds no ledger of a run; name the directory of one", definite=True)
     stores = {str(path.parent.relative_to(run_dir)): path.parent for path in paths}
     ledgers = {name: Again(partial(read_rows, store / "ledger.jsonl")) for name, store in stores.items()}
-    tapes = {str(path.relative_to(run_dir)): Again(partial(read_lines, path)) for path in tape_files(run_dir)}
+    tapes = {str(path.relative_to(run_dir)): Again(partial(read_lines, path)) for path in sorted(tapes_in(run_dir))}
     published, heads, dropped = published_versions(tapes), main_ledger(ledgers), newest_dropped(paths)
     begun = {(each.fragment_id, each.version): each for each in lineages(heads, dropped)}
     given_up = {(p, version) for (p, _), each in begun.items() for version in each.given_up} - ancestors(heads, begun)
@@ -93,7 +92,7 @@ def verify(run_dir: Path) -> list[Check]:
 
 def left_out(run_dir: Path) -> list[str]:
     """Returns a sentence for each tape and ledger that is not whole: the rest was not checked."""
-    said = [(path.relative_to(run_dir), gone_of(path)) for path in tape_files(run_dir)]
+    said = [(path.relative_to(run_dir), gone_of(path)) for path in sorted(tapes_in(run_dir))]
     said += [(path.relative_to(run_dir), gone_of(path, "ledger")) for path in ledgers_in(run_dir)]
     return [f"{name}: {gone.sentence()}: what they told is not checked" for name, gone in said if gone is not None]
 

@@ -19,15 +19,15 @@ from typing import Any
 from broker.base.errors import ConfigError, Unavailable
 from broker.observing.client import ObservedRun
 from broker.registry.registry import Registry
-from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.evaluation.curve_file import read_points
 from ops.inspect.dropped import gone_of
-from ops.inspect.explain import explain, explain_from, ledgers_in, tapes_in, target_of
+from ops.inspect.explain import explain, explain_from, target_of
 from ops.inspect.source import FollowedEvents, RunReader
 from ops.inspect.status import address_in
+from ops.inspect.tapes import FollowedTapes, Line, ledgers_in, tapes_in
 from ops.run_directory import LOCK_FILE, PROCESSES_FILE, in_use
 from ops.story import curve
-from ops.story.history import VITALS, History
+from ops.story.history import History
 from ops.story.run_status import Status, status_of
 from ops.text import finite
 
@@ -41,6 +41,8 @@ LINES_AT_A_TIME = 1000
 QUIET_S = 2.0
 #: Evaluations that a page gets of a long curve.
 SHOWN_POINTS = 200
+#: Islands that a Redis heard within so many seconds are heard.
+HEARD_WITHIN_S = 1.0
 #: Events of a Redis that are read at a time, and in how many readings those of one look.
 EVENTS, READINGS = 2000, 5
 
@@ -148,11 +150,7 @@ class WatchedRun:
             self.status = status_of(snapshot, snapshot.now_s)
             if self._run_dir is None or not tapes_in(self._run_dir):
                 await self._events(self._reader)
-                self.history.at(snapshot.now_s)
-                for name, each in self.status.islands.items():
-                    if each.last_seen_s < 1.0:
-                        vitals = {vital: getattr(each, vital) for vital in VITALS}
-                        self.history.heard(name, step=each.inner_step, **vitals)
+                self.history.present(self.status, snapshot.now_s, HEARD_WITHIN_S)
             for name, each in self.status.islands.items():
                 self.history.seen(name, each.state)
             if self._observed is not None:

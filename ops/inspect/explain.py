@@ -32,6 +32,7 @@ from ops.evaluation.curve_file import read_points
 from ops.inspect.dropped import gone_from
 from ops.inspect.explanation import Contributor, Explanation, render
 from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, RunReader, add_key_flags, observed_run
+from ops.inspect.tapes import ledgers_in, tapes_in
 from ops.story import curve
 from ops.story.absence import RoundStory, Storyteller, Target
 
@@ -296,18 +297,6 @@ def _merging(each: Mapping[str, Any]) -> Merging:
         merge_weight=each["merge_weight"],
         fresh=each["fresh"],
     )
-
-
-def tapes_in(run_dir: Path) -> list[Path]:
-    """Returns the event tapes in a run directory: the aggregator's, and those of standbys that led."""
-    folders = sorted({found.parent for found in run_dir.glob("*/events*.jsonl*")})
-    return [each for each in (folder / "events.jsonl" for folder in (run_dir, *folders)) if is_tape(each)]
-
-
-def ledgers_in(directory: Path) -> list[Path]:
-    """Returns the ledgers in a run directory, or the one of a store."""
-    folders = (directory, directory / "store", *sorted(directory.glob("*/store")))
-    return [each for each in (folder / "ledger.jsonl" for folder in folders) if is_tape(each)]
 
 
 def _newest(ledgers: Sequence[Path]) -> str:

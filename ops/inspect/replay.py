@@ -30,9 +30,9 @@ from aggregator.store.tape import numbered_lines
 from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.wire.schema import Unfit
 from ops.inspect.dropped import Gone, gone_of
-from ops.inspect.explain import ledgers_in, tapes_in
 from ops.inspect.replay_core import Replay
 from ops.inspect.replay_result import Counts, Coverage, Difference, Key, PartReason, fingerprint
+from ops.inspect.tapes import ledgers_in, tapes_in
 
 if TYPE_CHECKING:
     from ops.inspect.rederivation import Rederivation

@@ -27,7 +27,7 @@ from broker.base import sources
 from broker.base.errors import ConfigError, Unavailable
 from broker.process import clocks
 from ops import run_directory
-from ops.inspect.explain import tapes_in
+from ops.inspect.tapes import tapes_in
 from ops.models import formats, global_model
 from ops.models.global_model import stores_of
 

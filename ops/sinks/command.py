@@ -16,7 +16,7 @@ from broker.base.errors import ConfigError, Unavailable
 from broker.process import logs, user_files
 from broker.process.signals import Interrupted, Signals
 from broker.registry.registry import Registry
-from ops.inspect.explain import tapes_in
+from ops.inspect.tapes import tapes_in
 from ops.sinks.follower import Follower
 from ops.sinks.sink import Identity, Sink
 from ops.sinks.sources import DirectorySource, RedisSource, Source, key_of, run_id_of

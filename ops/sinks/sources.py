@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,16 +16,14 @@ from aggregator.store.segments import first_digest
 from aggregator.store.tape import read_lines
 from broker.base.errors import ConfigError, Unavailable
 from broker.registry.registry import Registry
-from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.evaluation.curve_file import read_points
-from ops.inspect.explain import tapes_in
 from ops.inspect.source import FollowedEvents
 from ops.inspect.status import address_in
+from ops.inspect.tapes import FollowedTapes, tapes_in
 from ops.run_directory import in_use, is_locked
 from ops.story import curve
 from ops.story.curve import Point
 from ops.story.figures import Figures, Sample
-from ops.story.history import VITALS
 from ops.story.rows import Row, row
 from ops.story.run_status import status_of
 
@@ -64,7 +62,8 @@ class DirectorySource:
 
     def rows(self) -> list[Row]:
         """Reads tapes and evaluations to their ends."""
-        samples = [sample for line in self._lines() if (sample := self._figures.take(line)) is not None]
+        taken = map(self._figures.take, self._tapes.to_end(self._run_dir))
+        samples = [sample for sample in taken if sample is not None]
         if self._closing and self._figures.history.phase != "ended":  # it was broken off
             last = self._figures.sample(now=True)
             samples += [] if last is None else [last]
@@ -74,12 +73,6 @@ class DirectorySource:
     def began_at(self) -> float:
         """When the run began, in seconds since 1970, as far as its tapes were read to their ends."""
         return _written_at(self._run_dir) - self._figures.history.now_s
-
-    def _lines(self) -> Iterator[Line]:
-        """Yields what is new, to the end of each tape as it is now."""
-        yield from self._tapes.lines(tapes_in(self._run_dir))
-        while self._tapes.behind:
-            yield from self._tapes.lines(tapes_in(self._run_dir))
 
     def over(self) -> bool:
         """Says whether the run has ended, or nobody runs it any more, and nobody evaluates its last model."""
@@ -130,12 +123,7 @@ class RedisSource:
         for at_s, note in events:
             figures.history.at(at_s)
             figures.note(note)
-        figures.history.at(snapshot.now_s)
-        for name, each in status.islands.items():
-            if each.last_seen_s < HEARD_WITHIN_S:
-                vitals = {vital: getattr(each, vital) for vital in VITALS}
-                figures.history.heard(name, step=each.inner_step, **vitals)
-            figures.history.seen(name, each.state)
+        figures.history.present(status, snapshot.now_s, HEARD_WITHIN_S)
         self._ended = status.totals.get("phase") == "ended"
         sample = figures.sample(now=self._ended)
         began_at = snapshot.now_s - figures.history.now_s

@@ -48,7 +48,7 @@ class RoundsSource(DirectorySource):
 
     def rows(self) -> list[Row]:
         """Reads the tapes to their ends."""
-        for line in self._lines():
+        for line in self._tapes.to_end(self._run_dir):
             self._figures.take(line)
             self._take(line, self._figures.history.now_s)
         if self._closing:

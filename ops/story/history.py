@@ -32,6 +32,7 @@ from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire.fragments import shard_of
 from ops.story.counters import Counters
 from ops.story.marks import KIND_OF, island_of, text_of
+from ops.story.run_status import Status
 from ops.text import finite
 
 Line = Mapping[str, Any]
@@ -239,6 +240,14 @@ class History:
             if value is not None:
                 setattr(island, name, value)
         self._sample()
+
+    def present(self, status: Status, now_s: float, heard_within_s: float) -> None:
+        """Takes in what Redis knows at a moment of its clock; islands heard within so many seconds are heard."""
+        self.at(now_s)
+        for name, each in status.islands.items():
+            if each.last_seen_s < heard_within_s:
+                self.heard(name, step=each.inner_step, **{vital: getattr(each, vital) for vital in VITALS})
+            self.seen(name, each.state)
 
     def seen(self, island_id: str, state: Liveness) -> None:
         """Takes in how an island is by somebody else's account: that of Redis."""

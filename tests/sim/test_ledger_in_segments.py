@@ -16,8 +16,9 @@ from aggregator.store.ledger_file import LedgerFile, dropped_before, read_rows
 from aggregator.store.segments import closed_of, segments_of
 from aggregator.store.tape import Tape, event_line, note_line, start_line
 from ops.chaos import verify
-from ops.inspect.explain import explain, ledgers_in, tapes_in
+from ops.inspect.explain import explain
 from ops.inspect.replay import replay_all
+from ops.inspect.tapes import ledgers_in, tapes_in
 from ops.story.absence import Target
 from ops.virtual import failover
 from ops.virtual.aggregator import SimAggregator

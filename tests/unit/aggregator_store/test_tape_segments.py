@@ -18,8 +18,8 @@ from aggregator.store import rotation, segments
 from aggregator.store.segments import TapeReader, closed_of, header_of, packed_name, plain_name, segments_of
 from aggregator.store.tape import Tape, numbered_lines, read_lines
 from ops.chaos.recording import Follower
-from ops.dashboard.followed_tape import FollowedTape
 from ops.inspect.dropped import gone_of
+from ops.inspect.tapes import FollowedTape
 from tests.profiles import examples
 
 

@@ -11,8 +11,9 @@ from ops import cli
 from ops.chaos import verify
 from ops.dashboard.watched_run import WatchedRun
 from ops.inspect.dropped import gone_of
-from ops.inspect.explain import explain, ledgers_in, tapes_in
+from ops.inspect.explain import explain
 from ops.inspect.replay_result import Coverage, PartReason
+from ops.inspect.tapes import ledgers_in, tapes_in
 from ops.story.absence import Target
 from tests.taped import STEPS_PER_ROUND, Taped
 from tests.unit.ops_inspect.test_replay_coverage import Recorded, difference, replayed

@@ -9,10 +9,10 @@ import pytest
 
 from aggregator.interface.leader_notes import StandbyCame, StandbyLost
 from broker.routing.liveness import Liveness
-from ops.dashboard import followed_tape
-from ops.dashboard.followed_tape import CHUNK_BYTES, FollowedTape, FollowedTapes
 from ops.dashboard.plot import MAX_CONTRIBUTIONS, Contributors, report_page, write_report
+from ops.inspect import tapes as followed_tape
 from ops.inspect.source import FollowedEvents
+from ops.inspect.tapes import CHUNK_BYTES, FollowedTape, FollowedTapes
 from ops.run_directory import claim
 from ops.story.history import MAX_POINTS, MAX_ROUNDS, History
 from tests.noted import line as note

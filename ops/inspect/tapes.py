@@ -1,4 +1,4 @@
-"""Event tapes read while they grow and while their segments are closed, compressed and dropped."""
+"""The tapes and ledgers of a run, also while they grow and their segments are closed, compressed and dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aggregator.store.segments import TapeReader
+from aggregator.store.segments import TapeReader, is_tape
 
 Line = dict[str, Any]
 
@@ -18,8 +18,20 @@ CHUNK_BYTES = 4 << 20
 BACK_S = 1.0
 
 
+def tapes_in(run_dir: Path) -> list[Path]:
+    """Returns the event tapes in a run directory: the aggregator's, and those of standbys that led."""
+    folders = sorted({found.parent for found in run_dir.glob("*/events*.jsonl*")})
+    return [each for each in (folder / "events.jsonl" for folder in (run_dir, *folders)) if is_tape(each)]
+
+
+def ledgers_in(directory: Path) -> list[Path]:
+    """Returns the ledgers in a run directory, or the one of a store."""
+    folders = (directory, directory / "store", *sorted(directory.glob("*/store")))
+    return [each for each in (folder / "ledger.jsonl" for folder in folders) if is_tape(each)]
+
+
 class FollowedTape:
-    """The lines of one tape, each once, as they come.
+    """The lines of one tape or ledger, each once, as they come.
 
     Attributes:
         at: Of the newest line: how often the clock had started anew before it, and its time.
@@ -29,7 +41,7 @@ class FollowedTape:
         self.at = (0, 0.0)
         self._reader, self._failed = TapeReader(path), False
 
-    def lines(self) -> Iterator[Line]:
+    def rows(self) -> Iterator[Line]:
         """Yields the new lines of at most one chunk of the file; one that cannot be read is passed over."""
         try:
             found, self._failed = self._reader.read(CHUNK_BYTES), False
@@ -43,12 +55,24 @@ class FollowedTape:
                 line = json.loads(text)
             except ValueError:
                 continue
-            if isinstance(line, dict) and "segment" in line:
-                yield {**line, "now_s": self.at[1]}  # it has none: that of the line before it
-            elif isinstance(line, dict) and "now_s" in line:
+            if isinstance(line, dict):
+                yield line
+
+    def lines(self) -> Iterator[Line]:
+        """Yields of these what has a time, and what begins a segment with the time before it."""
+        for line in self.rows():
+            if "segment" in line:
+                yield {**line, "now_s": self.at[1]}
+            elif "now_s" in line:
                 boots, before_s = self.at
                 self.at = (boots + (line["now_s"] < before_s - BACK_S), line["now_s"])
                 yield line
+
+    def news(self) -> Iterator[Line]:
+        """Yields the new lines to the end of the file as it is now."""
+        yield from self.rows()
+        while self.behind:
+            yield from self.rows()
 
     @property
     def missed(self) -> int:
@@ -93,3 +117,9 @@ class FollowedTapes:
         now = [line for at, line in found if not late or at <= min(late)]
         self._ahead = found[len(now) :]
         return now
+
+    def to_end(self, run_dir: Path) -> Iterator[Line]:
+        """Yields what is new on the tapes in a directory, to the end of each as it is now."""
+        yield from self.lines(tapes_in(run_dir))
+        while self.behind:
+            yield from self.lines(tapes_in(run_dir))
