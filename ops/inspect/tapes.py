@@ -1,4 +1,4 @@
-"""The tapes and ledgers of a run, also while they grow and their segments are closed, compressed and dropped."""
+"""The tapes and ledgers of a run, also while they grow and their segments are closed and dropped."""
 
 from __future__ import annotations
 
