@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ops import run_directory
-from ops.dashboard.followed_tape import Line
 from ops.dashboard.watched_run import WatchedRun
+from ops.inspect.tapes import Line
 from ops.text import finite
 
 PAGE = Path(__file__).parent / "page"

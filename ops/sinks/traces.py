@@ -19,12 +19,9 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span as OpenSpan
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
-from aggregator.interface.reading_notes import note_in
-from aggregator.store.tape import read_event
-from broker.wire.fragments import shard_of
 from ops.sinks.sink import Identity
 from ops.sinks.sources import DirectorySource
-from ops.story.round_spans import RoundSpans, Span
+from ops.story.round_spans import Span, span_of
 from ops.story.rows import Row
 
 STREAM = "rounds"
@@ -44,29 +41,21 @@ class RoundsSource(DirectorySource):
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(run_dir, float("inf"))
-        self._spans, self._count = RoundSpans(), 0
+        self._spans, self._count = list[Span](), 0
+        self._figures.history.rounds.over = lambda each: self._spans.append(span_of(each))
 
     def rows(self) -> list[Row]:
         """Reads the tapes to their ends."""
+        history = self._figures.history
         for line in self._tapes.to_end(self._run_dir):
-            self._figures.take(line)
-            self._take(line, self._figures.history.now_s)
+            history.take(line)
         if self._closing:
-            self._spans.end(self._figures.history.now_s)
-        began_at, found = self.began_at, self._spans.take()
-        first, self._count = self._count, self._count + len(found)
+            history.rounds.end(history.now_s)
+        found, self._spans = self._spans, []
+        began_at, first, self._count = self.began_at, self._count, self._count + len(found)
         return [
             RoundRow(stream=STREAM, step=first + k, at=began_at, values={}, span=span) for k, span in enumerate(found)
         ]
-
-    def _take(self, line: dict[str, Any], now_s: float) -> None:
-        if "note" in line:
-            self._spans.note(note_in(line), now_s)
-        elif "event" in line:
-            self._spans.heard(read_event(line), now_s)
-        elif "tape" in line:  # another life of this shard's aggregator: nobody ends the rounds of the one before
-            shard, shards = line["config"].get("shard", 0), line["config"].get("shards", 1)
-            self._spans.end(now_s, lambda fragment: shard_of(fragment, shards) == shard)
 
 
 class TraceSink:

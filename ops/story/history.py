@@ -19,9 +19,6 @@ from aggregator.interface.notes import (
     IslandJoined,
     IslandLeft,
     IslandResumed,
-    RoundCancelled,
-    RoundClosed,
-    RoundOpened,
     RunEnded,
     RunFlushing,
     RunSeeded,
@@ -32,13 +29,14 @@ from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire.fragments import shard_of
 from ops.story.counters import Counters
 from ops.story.marks import KIND_OF, island_of, text_of
+from ops.story.rounds import Round, Rounds
 from ops.story.run_status import Status
 from ops.text import finite
 
 Line = Mapping[str, Any]
 
 #: How much of each a page gets.
-MAX_POINTS, MAX_ROUNDS, MAX_MARKS = 600, 3000, 500
+MAX_POINTS, MAX_MARKS = 600, 500
 #: Versions over which the fleet's agreement is averaged.
 RECENT_VERSIONS = 16
 #: Two lives of a run that are farther apart are shown as if they were not.
@@ -86,28 +84,6 @@ class IslandHistory:
     last_refusal: str = ""
 
 
-@dataclass(slots=True)
-class RoundHistory:
-    """One round of a fragment, up to its version.
-
-    Attributes:
-        changed: Number of the last change, in the order of all changes.
-        version: That it led to; None while it has not, or if it was cancelled.
-        islands: Contributors; ``live`` are those that lived then.
-    """
-
-    number: int
-    fragment: int
-    opened_s: float
-    changed: int
-    closed_s: float | None = None
-    committed_s: float | None = None
-    version: int | None = None
-    islands: int = 0
-    live: int = 0
-    cancelled: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Something to see on the time axis.
@@ -137,7 +113,7 @@ class History:
         self.target_tokens = 0
         self.fragments: dict[int, int] = {}
         self.islands: dict[str, IslandHistory] = {}
-        self._rounds: dict[tuple[int, int], RoundHistory] = {}  # by fragment and number: shards count by themselves
+        self.rounds = Rounds(self._change)
         self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
         self._points: list[tuple[float, float | None, int, int, float | None]] = []  # the last: how far islands agree
         self._each: list[tuple[int, list[Any]]] = []  # beside each point: its change, and what the islands had
@@ -170,7 +146,9 @@ class History:
                 self.note(note)
         elif "process" in line:  # of run_directory.tell
             self.mark("fault", line["process"], line["text"], "process")
-        elif line["event"] == "received":
+        else:
+            self.rounds.event(line, self.now_s)
+        if line.get("event") == "received":
             self._counters.heard(line)
             island, body = line["sender"], line["body"]
             if line["kind"] == "heartbeat":
@@ -202,11 +180,8 @@ class History:
 
     def note(self, note: Note) -> None:
         """Takes in a decision of the aggregator."""
+        self.rounds.note(note, self.now_s)
         match note:
-            case RoundOpened():
-                self._opened(note)
-            case RoundClosed() | RoundCancelled():
-                self._closed(note)
             case VersionCommitted():
                 self._committed(note)
             case IslandJoined() | IslandResumed():
@@ -283,9 +258,7 @@ class History:
         for island in self.islands.values():
             island.heard_at_s = self.now_s
         shards, shard = config.get("shards", 1), config.get("shard", 0)
-        for each in self._rounds.values():  # of an earlier life of this shard: nobody closes them
-            if each.closed_s is None and shard_of(each.fragment, shards) == shard:
-                each.closed_s, each.cancelled, each.changed = self.now_s, True, self._change()
+        self.rounds.end(self.now_s, lambda fragment: shard_of(fragment, shards) == shard)  # nobody closes them
 
     def _settings(self, config: Line) -> None:
         self._allowances = LivenessConfig(
@@ -306,27 +279,8 @@ class History:
         before, self._told[note.island] = self._told.get(note.island), (note.name, life)
         return before == (note.name, life)
 
-    def _opened(self, note: RoundOpened | VersionCommitted) -> None:
-        self._rounds[note.fragment, note.round] = RoundHistory(note.round, note.fragment, self.now_s, self._change())
-        while len(self._rounds) > MAX_ROUNDS:
-            self._rounds.pop(next(iter(self._rounds)))
-
-    def _closed(self, note: RoundClosed | RoundCancelled) -> None:
-        here = self._rounds.get((note.fragment, note.round))
-        if here is not None:
-            here.closed_s, here.changed = self.now_s, self._change()
-            here.cancelled = isinstance(note, RoundCancelled)
-
     def _committed(self, note: VersionCommitted) -> None:
         self.fragments[note.fragment] = note.version
-        key = note.fragment, note.round
-        if key not in self._rounds:  # Redis tells of versions alone
-            self._opened(note)
-            self._rounds[key].opened_s = max(0.0, self.now_s - note.took_s)
-        here = self._rounds[key]
-        here.closed_s = self.now_s if here.closed_s is None else here.closed_s
-        here.committed_s, here.version, here.changed = self.now_s, note.version, self._change()
-        here.islands, here.live = note.islands, note.live
         if note.agreement is not None:
             self._agreements.append(note.agreement)
         if note.contributions is None:
@@ -406,7 +360,7 @@ class History:
             "islands": {name: _fields(each, stopped) for name, each in sorted(self.islands.items())},
             "curve": [list(column) for column in zip(*self._points, strict=True)] or [[]] * 5,
             "names": list(self.islands),
-            "rounds": [_row(each) for each in self._rounds.values() if each.changed > since],
+            "rounds": [_row(each) for each in self.rounds.known.values() if each.changed > since],
             "marks": [asdict(each) for each in self._marks if each.changed > since],
         }
         return dict(finite(frame, digits=7)) | {"each": [row for changed, row in self._each if changed > since]}
@@ -417,7 +371,9 @@ def _fields(island: IslandHistory, stopped: bool) -> dict[str, Any]:
     return asdict(island) | ({"state": "stopped"} if gone else {})
 
 
-def _row(each: RoundHistory) -> list[Any]:
+def _row(each: Round) -> list[Any]:
     times = (each.opened_s, each.closed_s, each.committed_s)
     shown = [None if time is None else round(time, 2) for time in times]
-    return [each.number, each.fragment, *shown, each.version, each.islands, each.live, int(each.cancelled)]
+    made = each.committed
+    version, islands, live = (None, 0, 0) if made is None else (made.version, made.islands, made.live)
+    return [each.number, each.fragment, *shown, version, islands, live, int(each.cancelled)]

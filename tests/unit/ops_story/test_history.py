@@ -10,11 +10,12 @@ import pytest
 from aggregator.interface.leader_notes import StandbyCame, StandbyLost
 from broker.routing.liveness import Liveness
 from ops.dashboard.plot import MAX_CONTRIBUTIONS, Contributors, report_page, write_report
-from ops.inspect import tapes as followed_tape
+from ops.inspect import tapes
 from ops.inspect.source import FollowedEvents
 from ops.inspect.tapes import CHUNK_BYTES, FollowedTape, FollowedTapes
 from ops.run_directory import claim
-from ops.story.history import MAX_POINTS, MAX_ROUNDS, History
+from ops.story.history import MAX_POINTS, History
+from ops.story.rounds import MAX_ROUNDS
 from tests.noted import line as note
 from tests.noted import noted
 
@@ -191,7 +192,7 @@ def test_a_page_says_that_a_run_is_stopped_once_nobody_holds_its_directory(tmp_p
     assert phase() == "stopped"
     with (tmp_path / "events.jsonl").open("a") as tape:
         tape.writelines(json.dumps({"now_s": 2.0 + n, "event": "tick"}) + "\n" for n in range(5))
-    monkeypatch.setattr(followed_tape, "CHUNK_BYTES", 60)
+    monkeypatch.setattr(tapes, "CHUNK_BYTES", 60)
     assert phase() == "stopped", "also of a tape that is read in several parts"
 
 
@@ -258,11 +259,11 @@ def test_tapes_side_by_side_are_read_in_the_order_of_their_times(tmp_path):
     padding, count = "x" * 10_000, CHUNK_BYTES // 10_000 + 200
     long.write_text("".join(f'{{"now_s": {n}, "x": "{padding}"}}\n' for n in range(count)))
     short.write_text("".join(f'{{"now_s": {n + 0.5}}}\n' for n in range(count)))
-    tapes = FollowedTapes()
-    first = [line["now_s"] for line in tapes.lines([long, short])]
-    assert tapes.behind
-    later = [line["now_s"] for line in tapes.lines([long, short])]
-    assert not tapes.behind
+    followed = FollowedTapes()
+    first = [line["now_s"] for line in followed.lines([long, short])]
+    assert followed.behind
+    later = [line["now_s"] for line in followed.lines([long, short])]
+    assert not followed.behind
     assert first + later == sorted(first + later)
     assert len(first + later) == 2 * count
 

@@ -1,8 +1,12 @@
 """The spans of rounds, from the events and decisions of a core that is driven by hand."""
 
+from dataclasses import replace
+
 from aggregator.interface.events import Note, PersistFailed, Received
+from aggregator.store.tape import event_line
 from broker.wire.messages import Attached, Envelope
-from ops.story.round_spans import ADOPTED_WITHIN_S, RoundSpans
+from ops.story.round_spans import span_of
+from ops.story.rounds import ADOPTED_WITHIN_S, Rounds
 from tests.aggregator_hand import Desk, beat
 
 
@@ -10,18 +14,28 @@ class Traced(Desk):
     """A desk whose core is followed, as its tape would be."""
 
     def __init__(self, **settings):
-        self.spans, self.over = RoundSpans(), []
+        self.rounds, self.over = Rounds(int), []
+        self.rounds.over = lambda each: self.over.append(span_of(each))
         super().__init__(**settings)
 
+    def hear(self, event, now_s):
+        if isinstance(event, Received) and hasattr(event.envelope.message, "payload"):  # none that a tape could have
+            message = replace(event.envelope.message, payload=())
+            event = replace(event, envelope=replace(event.envelope, message=message))
+        self.rounds.event(event_line(event, now_s), now_s)
+
     def feed(self, event):
-        self.spans.heard(event, self.now_s)
-        self.over += self.spans.take()
+        self.hear(event, self.now_s)
         return super().feed(event)
+
+    def take(self):
+        over, self.over = self.over, []
+        return over
 
     def _perform(self, actions):
         for action in actions:
             if isinstance(action, Note):
-                self.spans.note(action, self.now_s)
+                self.rounds.note(action, self.now_s)
         super()._perform(actions)
 
 
@@ -47,8 +61,9 @@ def with_a_version():
 def heard_later(made, message, sender, after_s):
     """Returns what is over when the spans, and they alone, hear a message so long after the version."""
     sent = Envelope(run_id="demo", sender=sender, incarnation=1, sequence=99, to="aggregator", message=message)
-    made.spans.heard(Received(envelope=sent), made.opened_s + 1.5 + after_s)
-    return made.spans.take()
+    made.take()
+    made.hear(Received(envelope=sent), made.opened_s + 1.5 + after_s)
+    return made.take()
 
 
 def adopts(made, island, version, after_s):
@@ -107,7 +122,7 @@ def test_a_later_version_adopts_an_earlier_one_and_who_is_gone_holds_nothing_up(
 def test_a_round_that_is_cancelled_has_failed_with_its_reason():
     made = opened()
     made.run_to(made.now_s + 100.0)
-    (found, *_) = made.over + made.spans.take()
+    (found, *_) = made.take()
     assert found.failed
     assert [part.name for part in found.parts] == ["open"]
 
@@ -121,8 +136,8 @@ def test_a_write_that_failed_is_told_in_the_part_that_it_delayed():
     made.writing.clear()
     made.writes = True
     made.run_to(made.now_s + 5.0)
-    made.spans.end(made.now_s)
-    found = made.spans.take()[0]
+    made.rounds.end(made.now_s)
+    found = made.take()[0]
     (persisted,) = (part for part in found.parts if part.name == "persist")
     assert persisted.attributes == {"not_durable": "the disk is full"}
     assert persisted.ended_s > made.opened_s
@@ -130,18 +145,18 @@ def test_a_write_that_failed_is_told_in_the_part_that_it_delayed():
 
 def test_at_the_end_nothing_is_left_over():
     made = with_a_version()
-    made.spans.end(made.now_s)
-    ended = made.spans.take()
+    made.rounds.end(made.now_s)
+    ended = made.take()
     assert [each.name for each in ended] == ["round"] * len(ended)
     assert ended[0].attributes["not_adopted"] == ("a", "b")
-    made.spans.end(made.now_s)
-    assert made.spans.take() == []
+    made.rounds.end(made.now_s)
+    assert made.take() == []
 
 
 def test_another_life_ends_the_rounds_of_its_own_fragments_alone():
     made = opened()
-    made.spans.end(made.now_s, lambda fragment: fragment != 0)
-    assert made.spans.take() == []
-    made.spans.end(made.now_s, lambda fragment: fragment == 0)
-    (found, *_) = made.spans.take()
+    made.rounds.end(made.now_s, lambda fragment: fragment != 0)
+    assert made.take() == []
+    made.rounds.end(made.now_s, lambda fragment: fragment == 0)
+    (found, *_) = made.take()
     assert found.failed == "the aggregator ended"
