@@ -34,22 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ConfigError if there is no run, Unavailable if the page cannot be written.
     """
-    print(write_report(args.run_dir, args.out), flush=True)
+    print(write_report(WholeRun(args.run_dir), args.out or args.run_dir / FILE), flush=True)
     return 0
-
-
-def write_report(run_dir: Path, out: Path | None = None, *, stopped: bool = False) -> Path:
-    """Writes a run's page as one file; returns where. ``stopped``: its processes are known to be gone."""
-    contributors = Contributors()
-    watched = WatchedRun(run_dir, None, "", also=contributors.take)
-    while watched.read():
-        pass
-    names = ("index.html", "style.css", "charts.js", "dashboard.js", "vendor/uplot.css", "vendor/uplot.js")
-    parts = {name: (PAGE / name).read_text(encoding="utf-8") for name in names}
-    out = out or run_dir / FILE
-    frame = watched.frame(0, stopped=stopped) | {"versions": contributors.versions}
-    run_directory.write(out, report_page(parts, frame))
-    return out
 
 
 class Contributors:
@@ -75,6 +61,25 @@ class Contributors:
         self._count += len(rows)
         while self._count > MAX_CONTRIBUTIONS and len(self.versions) > 1:
             self._count -= len(self.versions.pop(next(iter(self.versions)))[-1])
+
+
+class WholeRun(WatchedRun):
+    """A run as its tapes tell of it to their ends; raises ConfigError if there is none."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.contributors = Contributors()
+        super().__init__(run_dir, None, "", also=self.contributors.take)
+        while self.read():
+            pass
+
+
+def write_report(run: WholeRun, out: Path, *, stopped: bool = False) -> Path:
+    """Writes a run's page as one file; returns where. ``stopped``: its processes are known to be gone."""
+    names = ("index.html", "style.css", "charts.js", "dashboard.js", "vendor/uplot.css", "vendor/uplot.js")
+    parts = {name: (PAGE / name).read_text(encoding="utf-8") for name in names}
+    frame = run.frame(0, stopped=stopped) | {"versions": run.contributors.versions}
+    run_directory.write(out, report_page(parts, frame))
+    return out
 
 
 def report_page(parts: Mapping[str, str], frame: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ from ops.run.judging import POLL_S, GaveUp, export_model, in_short, knows_model,
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
 from ops.story.curve import Point, sentence
+from ops.story.history import History
 from ops.story.run_status import Status, is_current, status_of
 from ops.story.shards import one_report
 
@@ -132,6 +133,7 @@ class LocalRun:
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
     seen: Status | None = None  #: the last status that there was
+    told: History | None = None  #: what its tapes tell, once they were read to their ends
     exported: str = ""  #: the model's directory for other tools
     undone: list[str] = field(default_factory=list)  #: what was asked for beside training and failed
     has_status: bool = True  #: whether there is a Redis
@@ -375,6 +377,10 @@ class LocalRun:
         as_seen = counted is None
         if counted is None and self.seen is not None:
             counted = last_seen(self.seen)
+        if counted is not None and self.told is not None:  # an aggregator forgets what was sent before a crash
+            for name in counted["islands"].keys() & self.told.islands.keys():
+                island = self.told.islands[name]
+                counted["islands"][name] |= {"bytes_up": island.bytes_up, "bytes_down": island.bytes_down}
         ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
         run_dir = shlex.quote(os.fspath(self.plan.run_dir))
         hf = " --hf DIR" if knows_model(self.plan) else ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from broker.base.errors import ConfigError, Unavailable
 from broker.process.signals import Interrupted, Signals
 from ops.dashboard.command import HOST, PORT, check_packages, listen
-from ops.dashboard.plot import write_report
+from ops.dashboard.plot import FILE, WholeRun, write_report
 from ops.evaluation.curve_file import read_points
 from ops.models.global_model import Which, export
 from ops.run import daemons, explained, local_plan, resume
@@ -109,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
         if status == 0:
             run_.export_model(judged, display, signals)
     with contextlib.suppress(ConfigError, Unavailable):  # of a run that never began, or a disk that is full
-        write_report(plan.run_dir, stopped=True)
+        told = WholeRun(plan.run_dir)
+        run_.told = told.history
+        write_report(told, plan.run_dir / FILE, stopped=True)
     keep(plan, run_.report(status, judged), as_json=args.json)
     return status
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.dashboard.plot import write_report
+from ops.dashboard.plot import FILE, WholeRun, write_report
 from ops.processes.cluster import free_ports
 from tests.live_views import Page, dashboard
 from tests.local_run import Process, Up, wait_for
@@ -174,7 +174,7 @@ ENDED = ("run.ended", {"trained": 20_000, "merged": 20_000, "wasted": {}, "in_fl
 
 def test_a_report_has_contributors_values_under_the_pointer_and_tables_that_sort(tmp_path):
     tape_of_a_small_run(tmp_path / "run" / "events.jsonl", ENDED)
-    report = write_report(tmp_path / "run")
+    report = write_report(WholeRun(tmp_path / "run"), tmp_path / "run" / FILE)
     with browser(viewport={"width": 1280, "height": 900}) as page:
         page.goto(report.as_uri())
         page.wait_for_selector("body[data-ready]")

@@ -8,8 +8,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from aggregator.store.recording import read_recording
+from ops.dashboard.plot import WholeRun
 from ops.inspect.replay import replay_all
-from tests.local_run import check_invariants, check_report
+from tests.local_run import check_invariants, check_report, ops
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -26,6 +27,17 @@ def test_a_run_that_was_killed_whole_goes_on_to_its_end(resumed):
     assert set(report["tokens"]["wasted"]) <= {"island_lost"}
     check_report(report)
     check_invariants(resumed.run_dir)
+
+
+def test_page_status_and_report_count_alike_over_both_lives(resumed):
+    page, report = WholeRun(resumed.run_dir).frame(0), resumed.report()
+    found = json.loads(ops("status", resumed.run_dir, "--json").stdout)
+    assert page["tokens"] == report["tokens"]["trained"] == found["totals"]["trained_tokens"]
+    for name, each in report["islands"].items():
+        shown = page["islands"][name]
+        assert each["tokens"] == shown["tokens"] == found["islands"][name]["tokens"]
+        assert (each["bytes_up"], each["bytes_down"]) == (shown["bytes_up"], shown["bytes_down"])
+        assert each["bytes_up"] > resumed.seen["sent_before"][name]  # those of the first life are in it
 
 
 def test_everything_that_was_merged_before_is_in_it(resumed):

@@ -2,6 +2,7 @@
 
 import signal
 
+from ops.dashboard.plot import WholeRun
 from tests.local_run import Process, Up, descendants, is_alive, merged_tokens, ops, wait_for
 
 #: Tokens to train after the kill.
@@ -18,13 +19,14 @@ def resumed(folder):
         up.signal(signal.SIGKILL)
         assert up.wait() == -signal.SIGKILL
         wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
-    before = up.ledger()
+    before, sent = up.ledger(), {name: each.bytes_up for name, each in WholeRun(up.run_dir).history.islands.items()}
     tokens = merged_tokens(before) + MORE
     with Process(folder / "again", "up", "--resume", up.run_dir, "--tokens", tokens, "--json") as again:
         exit = again.wait()
         return {
             "second": [second.returncode, second.stderr],
             "before": before,
+            "sent_before": sent,
             "tokens": tokens,
             "exit": exit,
             "err": again.err,

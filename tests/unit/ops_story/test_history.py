@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.interface.leader_notes import StandbyCame, StandbyLost
 from broker.routing.liveness import Liveness
-from ops.dashboard.plot import MAX_CONTRIBUTIONS, Contributors, report_page, write_report
+from ops.dashboard.plot import FILE, MAX_CONTRIBUTIONS, Contributors, WholeRun, report_page, write_report
 from ops.inspect import tapes
 from ops.inspect.source import FollowedEvents
 from ops.inspect.tapes import CHUNK_BYTES, FollowedTape, FollowedTapes
@@ -184,7 +184,7 @@ def test_a_page_says_that_a_run_is_stopped_once_nobody_holds_its_directory(tmp_p
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start(0.0), joined(1.0))))
 
     def phase():
-        return data_of(write_report(tmp_path))["phase"]
+        return data_of(write_report(WholeRun(tmp_path), tmp_path / FILE))["phase"]
 
     held = claim(tmp_path)
     assert phase() == "starting"
@@ -296,7 +296,7 @@ def test_a_report_knows_who_is_in_a_version_and_what_was_evaluated(tmp_path):
     (tmp_path / "config.toml").write_text('[run]\nrun_id = "demo"\n')
     point = {"tokens": 5, "versions": [1], "model": "m", "at": 0.0, "seconds": 1.0, "metrics": {"loss": 2.5}}
     (tmp_path / "evaluations.jsonl").write_text(json.dumps(point) + "\n")
-    data = data_of(write_report(tmp_path))
+    data = data_of(write_report(WholeRun(tmp_path), tmp_path / FILE))
     contributions = [["a", 1, [0, 8], 80, 1.0, 0.5, None, None, True]]
     assert data["versions"] == {"3:41": ["complete", "d1", ["b"], contributions]}
     assert [(each["tokens"], each["metrics"]) for each in data["evaluations"]] == [(5, {"loss": 2.5})]
