@@ -364,7 +364,7 @@ def plain_of(value: Any) -> dict[str, Any]:
 
 def known_of(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those of some fields that a dataclass has."""
-    return {each.name: fields[each.name] for each in dataclasses.fields(cls) if each.name in fields}
+    return {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

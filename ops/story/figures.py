@@ -15,7 +15,6 @@ from typing import Any
 from aggregator.interface.events import Note
 from aggregator.interface.leader_notes import MessageRefused
 from aggregator.interface.notes import ContributionRefused, JoinRefused, RunEnded, VersionCommitted
-from aggregator.interface.reading_notes import note_in
 from broker.routing.liveness import Liveness
 from ops.story.history import History
 
@@ -58,12 +57,12 @@ class Figures:
 
     def take(self, line: Line) -> Sample | None:
         """Reads a line of a tape; returns a sample if one is due."""
-        self.history.take(line)
-        if "note" in line:
-            self._note(note_in(line))
-        if self.history.phase == "ended" and line.get("note") != RunEnded.name:
+        note = self.history.take(line)
+        self._note(note)
+        ended = self.history.phase == "ended"
+        if ended and not isinstance(note, RunEnded):
             return None  # the last sample was made; whoever looks later meets no other one
-        return self.sample(now=self.history.phase == "ended")
+        return self.sample(now=ended)
 
     def note(self, note: Note) -> None:
         """Takes in a decision of the aggregator that comes by itself."""
@@ -76,7 +75,7 @@ class Figures:
         passed_s = history.now_s - self._sampled_at_s
         if not (now or passed_s >= self._every_s):
             return None
-        tokens = sum(each.tokens for each in history.islands.values())
+        tokens = history.tokens
         if tokens <= self._sampled_tokens:
             return None
         values = self._fleet(tokens, passed_s) | self._islands(passed_s)
@@ -101,13 +100,11 @@ class Figures:
 
     def _fleet(self, tokens: int, passed_s: float) -> dict[str, float | None]:
         history = self.history
-        living = [each for each in history.islands.values() if each.state is Liveness.ALIVE]
-        losses = [each.loss for each in living if each.loss is not None]
-        versions = history.fragments.values()
+        (living, loss), versions = history.living(), history.fragments.values()
         values: dict[str, float | None] = {
-            "fleet/loss": _ratio(sum(losses), len(losses)),
+            "fleet/loss": loss,
             "fleet/tokens_per_s": _ratio(tokens - self._sampled_tokens, passed_s),
-            "fleet/islands": len(living),
+            "fleet/islands": living,
             "fleet/model_version": sum(versions),
             "fleet/version_min": min(versions, default=0),
             "fleet/version_max": max(versions, default=0),

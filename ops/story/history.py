@@ -128,39 +128,40 @@ class History:
 
     # --- what comes in ----------------------------------------------------------------------------------------
 
-    def take(self, line: Line) -> None:
-        """Reads a line of a tape, or of what became of processes."""
+    def take(self, line: Line) -> Note | None:
+        """Reads a line of a tape, or of what became of processes; returns the note that it has."""
         if "segment" in line:
             if self._offset_s is None and line.get("life"):  # what was before is gone
                 self._settings(line["life"]["config"])
                 self.phase = "running"
-            return
+            return None
         self.at(line["now_s"])
         self._look_for_silence()
-        if "tape" in line:
+        note = note_in(line)
+        if note is not None:
+            self._count(note)
+            self.note(note)
+        elif "tape" in line:
             self._life(line)
-        elif "note" in line:
-            note = note_in(line)
-            if note is not None:
-                self._count(note)
-                self.note(note)
         elif "process" in line:  # of run_directory.tell
             self.mark("fault", line["process"], line["text"], "process")
-        else:
+        elif "event" in line:
             self.rounds.event(line, self.now_s)
-        if line.get("event") == "received":
-            self._counters.heard(line)
-            island, body = line["sender"], line["body"]
-            if line["kind"] == "heartbeat":
-                vitals = {name: body.get(name) for name in VITALS}
-                vitals["bytes_up"], vitals["bytes_down"] = self._counters.sent(island)
-                vitals["tokens"] = self._counters.tokens(island)
-                self.heard(island, step=body["inner_step"], **vitals)
-            elif line["kind"] == "leave" and island in self.islands:
-                self.islands[island].step, self.islands[island].tokens = (
-                    body["inner_step"],
-                    self._counters.tokens(island),
-                )
+            if line["event"] == "received":
+                self._received(line)
+        return note
+
+    def _received(self, line: Line) -> None:
+        self._counters.heard(line)
+        island, body = line["sender"], line["body"]
+        if line["kind"] == "heartbeat":
+            vitals = {name: body.get(name) for name in VITALS}
+            up, down = self._counters.sent(island)
+            vitals |= {"tokens": self._counters.tokens(island), "bytes_up": up, "bytes_down": down}
+            self.heard(island, step=body["inner_step"], **vitals)
+        elif line["kind"] == "leave" and island in self.islands:
+            left, tokens = self.islands[island], self._counters.tokens(island)
+            left.step, left.tokens = body["inner_step"], tokens
 
     def _count(self, note: Note) -> None:
         match note:
@@ -327,17 +328,27 @@ class History:
         if self.now_s < self._point_at_s + self._point_every_s:
             return
         self._point_at_s = self.now_s
-        living = [each for each in self.islands.values() if each.state is Liveness.ALIVE]
-        losses = [each.loss for each in living if each.loss is not None]
-        loss = sum(losses) / len(losses) if losses else None
-        tokens, agreements = sum(each.tokens for each in self.islands.values()), self._agreements
+        (living, loss), agreements = self.living(), self._agreements
         agreement = sum(agreements) / len(agreements) if agreements else None
-        self._points.append((self.now_s, loss, tokens, len(living), agreement))
+        self._points.append((self.now_s, loss, self.tokens, living, agreement))
         each = [[i.loss if i.state is Liveness.ALIVE else None, i.tokens, i.agreement] for i in self.islands.values()]
         self._each.append((self._change(), [round(self.now_s, 7), finite(each, digits=4)]))
         if len(self._points) >= MAX_POINTS:
             self._points, self._each = self._points[1::2], self._each[1::2]
             self._point_every_s *= 2
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> int:
+        """Returns the tokens that all islands have trained."""
+        return sum(each.tokens for each in self.islands.values())
+
+    def living(self) -> tuple[int, float | None]:
+        """Returns how many islands live, and the mean of their losses."""
+        living = [each for each in self.islands.values() if each.state is Liveness.ALIVE]
+        losses = [each.loss for each in living if each.loss is not None]
+        return len(living), sum(losses) / len(losses) if losses else None
 
     # --- what a page gets -------------------------------------------------------------------------------------
 
@@ -355,7 +366,7 @@ class History:
             "now_s": self.now_s,
             "phase": "stopped" if stopped else self.phase,
             "target_tokens": self.target_tokens,
-            "tokens": sum(each.tokens for each in self.islands.values()),
+            "tokens": self.tokens,
             "fragments": [self.fragments[p] for p in sorted(self.fragments)],
             "islands": {name: _fields(each, stopped) for name, each in sorted(self.islands.items())},
             "curve": [list(column) for column in zip(*self._points, strict=True)] or [[]] * 5,

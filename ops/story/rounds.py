@@ -142,7 +142,7 @@ class Rounds:
                     each.brokers.setdefault(line["broker"], now_s)
             case _:
                 pass
-        for key, each in list(self._versions.items()):
+        for key, each in list(self._versions.items()) if self._versions else ():
             whole = each.brokers and len(each.adopted) == len(each.contributors)
             if whole or now_s >= (each.persisted_s or 0) + ADOPTED_WITHIN_S:
                 self._finish(key)
