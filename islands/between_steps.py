@@ -34,8 +34,6 @@ log = logs.get(__name__)
 #: A fragment whose round opens soon is copied ahead where a step takes so many seconds or more: the round would wait
 #: for the end of one. With shorter steps it is copied at the first boundary after the round has opened, and only then.
 COPY_AHEAD_FROM_S = 0.25
-#: While the caller waits: how often to look for signals.
-LOOK_EVERY_S = 0.2
 
 
 class InitialValues:
@@ -149,11 +147,12 @@ class BetweenSteps:
 
         On CPUs JAX has 32 under way at most, and whoever dispatches one more waits: the loop itself, or a copy here.
         """
-        busy = self._array_work.parameters.are_computed_now(params)
-        began_s, own_s = time.perf_counter(), time.thread_time()
+        if not self._array_work.parameters.are_computed_now(params):
+            yield
+            return
+        began_s, own_s = clocks.monotonic(), time.thread_time()
         yield
-        if busy:
-            self._waited_s += max(0.0, time.perf_counter() - began_s - (time.thread_time() - own_s))
+        self._waited_s += max(0.0, clocks.monotonic() - began_s - (time.thread_time() - own_s))
 
     def compare(self, opt_state: Any) -> None:
         """Logs, once, how a state that is about to be copied differs from the one given to restore."""
@@ -304,10 +303,6 @@ def _wait(exchange: Exchange, needed: Needed, check: Callable[[], None]) -> Stat
     exchange.state_needed = needed
     exchange.wake()
     while exchange.state_found is None:
-        if exchange.error is not None:
-            raise exchange.error
-        check()
-        exchange.news.wait(LOOK_EVERY_S)
-        exchange.news.clear()
+        exchange.wait(check)
     found, exchange.state_found = exchange.state_found, None
     return found

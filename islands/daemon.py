@@ -24,13 +24,15 @@ from typing import Any
 import islands
 from broker.base import settings, sources
 from broker.base.errors import ConfigError, RunEnded, cure_of
-from broker.process import limits, logs
+from broker.process import clocks, limits, logs
 from broker.process.signals import Interrupted, Signals
 from broker.transport.keys import JoinFile, client_keys
 from broker.wire.identity import KeyRole
 from islands.arrays.tree import devices_of
 from islands.interface import arguments
 from islands.interface.config import SETTINGS, IslandConfig, JoinOptions
+from islands.joining import join_on
+from islands.session.machine import THIS, Machine
 from islands.session.pulse import Pulse
 from islands.tasks.options import check_options
 from islands.tasks.task import OptState, Params, Task, endless_batches, load_task, task_function
@@ -122,6 +124,7 @@ def train(
     *,
     recipe: Mapping[str, Any] | None = None,
     check: Callable[[], None] = lambda: None,
+    machine: Machine = THIS,
 ) -> Params:
     """Trains a task as one island of a run, from joining to the end; returns the run's final parameters.
 
@@ -130,6 +133,7 @@ def train(
         task: What to train.
         recipe: What of the run's recipe this island insists on: the table ``[recipe]`` of its file.
         check: Called often; what it raises ends the training, and the island leaves.
+        machine: That it runs on.
 
     Raises:
         ConfigError: The run refuses this island.
@@ -147,10 +151,11 @@ def train(
     options |= {name: getattr(task, name) for name in of_task}
     options |= {"recipe": recipe, "check": check}
     init = config.init or (lambda seed: task.init(seed)[0])
-    with islands.join(config.broker, params, init=init, **options) as island:
+    with join_on(machine, config.broker, params, init=init, **options) as island:
         params, opt_state = island.restore(params, opt_state)
         gc.freeze()  # what is loaded by now stays: looking through it again and again took 10 ms each time
-        return _loop(island, task, params, opt_state, config.pace, check, pulse, health)
+        pace = Pace(config.pace, check, machine)
+        return _loop(island, task, params, opt_state, pace, pulse, health)
 
 
 def _loop(
@@ -158,14 +163,13 @@ def _loop(
     task: Task,
     params: Params,
     opt_state: OptState,
-    pace_s: float,
-    check: Callable[[], None],
+    pace: Pace,
     pulse: Pulse | None,
     health: _Health | None,
 ) -> Params:
     progress, previous = _Progress(island), None
     for batch in endless_batches(task, island.share):
-        step_ends_s = time.monotonic() + pace_s
+        pace.begin()
         params, opt_state, loss = task.train(params, opt_state, batch, island.schedule)
         # One step in flight keeps a device busy; more would only make what is copied older.
         _wait_for(previous)
@@ -182,8 +186,7 @@ def _loop(
             break
         progress.say(loss)
         try:
-            check()
-            _sleep_until(step_ends_s, check)
+            pace.end()
         except Interrupted as err:  # the next process of this island goes on from here
             island.pause(params, (opt_state, island.inner_step), reason=str(err))
             raise
@@ -196,21 +199,42 @@ def _wait_for(loss: Any) -> None:
         loss.block_until_ready()
 
 
-def _sleep_until(at_s: float, check: Callable[[], None]) -> None:
-    while (left_s := at_s - time.monotonic()) > 0:
-        time.sleep(min(left_s, LONGEST_NAP_S))
-        check()
+class Pace:
+    """Makes each step take a while at least, and looks for signals meanwhile.
+
+    Args:
+        step_s: How long a step takes at least.
+        check: Raises where training is to end.
+        machine: That sleeps.
+    """
+
+    def __init__(self, step_s: float, check: Callable[[], None], machine: Machine) -> None:
+        self._step_s, self._check, self._machine = step_s, check, machine
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began_s = clocks.monotonic()
+
+    def end(self) -> None:
+        """Sleeps for the rest of the step; a clock that stands still makes it no longer."""
+        self._check()
+        left_s = self._step_s - max(0.0, clocks.monotonic() - self._began_s)
+        while left_s > 0:
+            nap_s = min(left_s, LONGEST_NAP_S)
+            self._machine.sleep(nap_s)
+            self._check()
+            left_s -= nap_s
 
 
 class _Progress:
     """Says in the log how far the island is, every few seconds."""
 
     def __init__(self, island: islands.Island) -> None:
-        self._island, self._said_at_s, self._tokens = island, time.monotonic(), island.tokens
+        self._island, self._said_at_s, self._tokens = island, clocks.monotonic(), island.tokens
 
     def say(self, loss: Any, *, now: bool = False) -> None:
         """Says it, if it is time; reads the loss, and so waits for a device, only then."""
-        now_s, island = time.monotonic(), self._island
+        now_s, island = clocks.monotonic(), self._island
         passed_s = now_s - self._said_at_s
         if loss is None or not (now or passed_s >= SAY_EVERY_S):
             return
@@ -247,7 +271,7 @@ class _Health:
 
     def step(self, heard_ago_s: float | None) -> None:
         """Takes note of a step, and of when anything last came from the broker before it; None if nothing has."""
-        now_s = time.monotonic()
+        now_s = clocks.monotonic()
         if heard_ago_s is None or now_s < self._marked_at_s + MARK_EVERY_S:
             return
         self._marked_at_s = now_s

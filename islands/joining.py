@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import threading
 import weakref
@@ -23,7 +22,6 @@ from broker.wire.messages import Departure, Reason
 from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import Tree, flatten
 from islands.beginning import beginning
-from islands.between_steps import LOOK_EVERY_S
 from islands.hosts.host_session import HostSession
 from islands.hosts.other_hosts import OtherHosts
 from islands.hosts.plans import Plans
@@ -36,6 +34,7 @@ from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange
+from islands.session.machine import THIS, Machine
 from islands.session.session import Session
 from islands.session.thread import CommunicationThread
 
@@ -133,6 +132,18 @@ def join(
         RunEnded: The run is over, and its aggregator has gone.
         Unavailable: The run stayed silent, or for all that time had no room or no leader.
     """
+    return join_on(THIS, address, params, init=init, **options)
+
+
+def join_on(
+    machine: Machine,
+    address: str | os.PathLike[str] | Sequence[str],
+    params: Tree,
+    *,
+    init: Callable[[int], Tree] | str | os.PathLike[str] | None = None,
+    **options: Unpack[JoinOptions],
+) -> Island:
+    """Joins a run from a machine that need not be this one; :func:`join` says all the rest."""
     refuse_unknown(options)
     config = _config(address, options)
     run, island_id = config.run_id, config.island_id
@@ -152,11 +163,14 @@ def join(
     tensors = tuple(spec for spec in specs if spec.kind != "local")
     arguments.check_join(tensors, run, config.limits())
     spread = spread_over(flatten(params), tensors)
-    array_work, exchange = ArrayWork(params, begins.init, several=spread is not None, base=begins.base), Exchange()
+    several = spread is not None
+    array_work = ArrayWork(params, begins.init, several=several, base=begins.base, machine=machine)
+    exchange = Exchange(machine)
     hosts = plans = None
     if spread is not None:
         name = options.get("speaker_address", "")
-        contact, link = gather(spread, broker=config.brokers[0], speaker_address=name, within_s=config.join_timeout_s)
+        within_s = config.join_timeout_s
+        contact, link = gather(spread, machine, broker=config.brokers[0], speaker_address=name, within_s=within_s)
         plans = Plans(exchange, speaks=link is not None)
         if link is None:
             other = HostSession(config, spread, contact, tokens_per_step, plans, array_work, exchange)
@@ -166,10 +180,10 @@ def join(
     own, release = (island_id, _nothing) if host is None else (host.name, host.release)
     unmerged = paused_file.path_of(config.state_dir, run, own) if config.state_dir is not None and own else None
     paused = None if unmerged is None else _kept(unmerged, config)
-    machine = core.Island(
+    island_core = core.Island(
         island_id=island_id,
         hint="" if host is None else host.name,
-        nonce=secrets.token_hex(8),
+        nonce=machine.token(8),
         tensors=tensors,
         tokens_per_step=tokens_per_step,
         inner_optimizer=options.get("inner_optimizer", ""),
@@ -181,7 +195,7 @@ def join(
         several_hosts=hosts is not None,
     )
     sequence = 0 if paused is None else paused.sequence
-    session = Session(config, machine, array_work, exchange, hosts=hosts, sequence=sequence)
+    session = Session(config, island_core, array_work, exchange, hosts=hosts, sequence=sequence)
     try:
         kept = None if hosts else unmerged
         island = _started(session, config, array_work, exchange, tokens_per_step, check, release, kept, plans)
@@ -341,9 +355,6 @@ def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Calla
     began_s = clocks.monotonic()
     say_at_s = began_s + SAY_FIRST_S
     while not exchange.startable:
-        if exchange.error is not None:
-            raise exchange.error
-        check()
         now_s = clocks.monotonic()
         if now_s - max(began_s, exchange.heard_at_s or 0.0) > config.join_timeout_s:
             raise Unavailable(f"cannot join run {config.run_id}: {_why_not(exchange, config)}", definite=True)
@@ -352,8 +363,7 @@ def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Calla
             refused = exchange.refused
             detail = exchange.doing if refused is None else f"refused for now, {refused.reason}: {refused.detail}"
             log.info("island.waiting", broker=config.broker, detail=detail, waited_s=round(now_s - began_s, 1))
-        exchange.news.wait(LOOK_EVERY_S)
-        exchange.news.clear()
+        exchange.wait(check)
 
 
 def _why_not(exchange: Exchange, config: IslandConfig) -> str:

@@ -13,7 +13,6 @@ addition when one is due. Only recipes in lockstep have it wait for versions (:m
 from __future__ import annotations
 
 import atexit
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +25,7 @@ from broker.wire.messages import Departure
 from islands.arrays import placement
 from islands.arrays.parameters import Ties
 from islands.arrays.tree import Tree
-from islands.between_steps import LOOK_EVERY_S, BetweenSteps, InitialValues, beginning
+from islands.between_steps import BetweenSteps, InitialValues, beginning
 from islands.hosts.plans import Plans
 from islands.interface import arguments
 from islands.interface.config import IslandConfig
@@ -179,7 +178,7 @@ class Island:
                 ``params`` that do not go on from what was adopted; or the run has thrown this island out.
             LocalProtocolError: :meth:`restore` was not called, or the island has left.
         """
-        began_s = time.perf_counter()
+        began_s = clocks.monotonic()
         exchange = self._exchange
         state = state if opt_state is arguments.NOT_GIVEN else (opt_state, None)
         tokens, loss, state = arguments.of_step(tokens, loss, state, self.tokens, self._tokens_per_step)
@@ -203,13 +202,11 @@ class Island:
             params = self._boundary(params, state)
         exchange.position = Position(self.inner_step, self.tokens)
         while self._between.lockstep.holds(self.inner_step, self._between.versions) and not exchange.due.done:
-            if exchange.error is not None:
-                raise exchange.error
-            self._check()
-            params = self._wait(params, LOOK_EVERY_S, state)
+            exchange.wait(self._check)
+            params = self._take_news(params, state)
         exchange.deal(self._share)
         self._hear_progress()
-        ended_s, waited_s = time.perf_counter(), self._between.take_waited_s()
+        ended_s, waited_s = clocks.monotonic(), self._between.take_waited_s()
         if self._counted_from_s is None:
             self._counted_from_s = ended_s  # when the first step's training began is not known here
         else:
@@ -236,10 +233,8 @@ class Island:
         began_s = clocks.monotonic()
         params = self._boundary(params, None, stopped=True)
         while not exchange.finished and not (early and exchange.delivered and not exchange.due.done):
-            if exchange.error is not None:
-                raise exchange.error
-            self._check()
-            params = self._wait(params, LOOK_EVERY_S, stopped=True)
+            exchange.wait(self._check)
+            params = self._take_news(params, stopped=True)
             silent_s = clocks.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
             if silent_s > self._config.join_timeout_s:
                 log.warning("island.unfinished", silent_s=round(silent_s, 1), detail="the run fell silent")
@@ -274,7 +269,8 @@ class Island:
         if self._counted_from_s is not None:
             params = self._boundary(params, None, stopped=True)
             while not exchange.delivered and exchange.error is None and clocks.monotonic() < until_s:
-                params = self._wait(params, PAUSE_LOOK_EVERY_S, stopped=True)
+                exchange.machine.sleep(PAUSE_LOOK_EVERY_S)
+                params = self._take_news(params, stopped=True)
         self.leave(reason, Departure.PAUSED)
 
     def _hear_progress(self) -> None:
@@ -282,12 +278,9 @@ class Island:
         if progress is not self._schedule.progress:
             self._schedule.hear(progress, self.tokens)
 
-    def _wait(self, params: Tree, within_s: float, state: Any = None, *, stopped: bool = False) -> Tree:
-        """Waits for news between two steps, or after the last one; installs versions that have come."""
-        exchange = self._exchange
-        exchange.news.wait(within_s)
-        exchange.news.clear()
-        due, planned = exchange.due, self._plans is not None and self._plans.next()
+    def _take_news(self, params: Tree, state: Any = None, *, stopped: bool = False) -> Tree:
+        """Installs versions that have come between two steps, or after the last one."""
+        due, planned = self._exchange.due, self._plans is not None and self._plans.next()
         wanted = planned or due.ready or (due.snapshot_wanted and state is not None)
         return self._boundary(params, state, stopped=stopped) if wanted else params
 

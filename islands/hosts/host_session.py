@@ -7,7 +7,6 @@ the speaker; what is decided here is only in which order things are done, and th
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,8 +76,10 @@ class HostSession(CommunicationThread):
         super().__init__(array_work, exchange)
         self._config, self._team, self._contact, self._plans = config, team, contact, plans
         self._hello = m.Hello(token=contact.token, tensors=team.tensors, tokens_per_step=tokens_per_step)
-        self._link = HostLink(contact, team.host)
-        self._wire = Connections(config, self._refused, lambda _: None, channels=(Channel.BULK,))
+        self._link = HostLink(exchange.machine.context, contact, team.host)
+        self._wire = Connections(
+            config, exchange.machine.context, self._refused, lambda _: None, channels=(Channel.BULK,)
+        )
         self._orders: deque[tuple[m.Order, Sequence[Buffer]]] = deque()
         self._boundaries = 0
         self._copies: dict[int, dict[int, tuple[Leaf, ...]]] = {}  # fragment -> boundary -> leaves
@@ -86,7 +87,7 @@ class HostSession(CommunicationThread):
         self._asked: dict[Key, m.SendPart] = {}  # before they were encoded
         self._said: m.HostAt | None = None
         self._workers = Workers(1, "atoll-hosts")
-        self._heard_s = time.monotonic()
+        self._heard_s = self._clock()
         self._speaker_left = self._state_asked = False
         exchange.doing = "waiting for the speaker of this island"
 
@@ -126,8 +127,7 @@ class HostSession(CommunicationThread):
             heard = await self._link.recv()
             if heard is None:
                 continue
-            self._heard_s = time.monotonic()
-            self._exchange.heard_at_s = self._clock()
+            self._heard_s = self._exchange.heard_at_s = self._clock()
             message, buffers = heard
             if isinstance(message, m.Order):
                 self._orders.append((message, buffers))
@@ -138,7 +138,7 @@ class HostSession(CommunicationThread):
     async def _beat(self) -> None:
         while True:
             await self._say_where()
-            if not self._speaker_left and time.monotonic() - self._heard_s > LOST_S:
+            if not self._speaker_left and self._clock() - self._heard_s > LOST_S:
                 raise lost(f"the speaker, at {self._contact.address}, has said nothing for {LOST_S:g} s")
             await asyncio.sleep(BEAT_S)
             self._said = None  # says it in any case

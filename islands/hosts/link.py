@@ -6,8 +6,7 @@ The speaker has one ROUTER socket, every other host one DEALER. Each draws its k
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +14,7 @@ from typing import Any, Self
 import zmq
 import zmq.asyncio
 
-from broker.process import logs
+from broker.process import clocks, logs
 from broker.wire.headers import Buffer
 from islands.agreement.messages import HostMessage, packed, unpacked
 
@@ -46,14 +45,14 @@ class Contact:
     token: str = field(repr=False)
 
 
-def listen(interface: str, hosts: int) -> tuple[SpeakerLink, int, str]:
-    """Returns the speaker's end, its port, and its public key.
+def listen(context: zmq.asyncio.Context, interface: str, hosts: int) -> tuple[SpeakerLink, int, str]:
+    """Returns the speaker's end, its port, and its public key; closing it terminates the context.
 
     Raises:
         zmq.ZMQError: Nobody can listen there.
     """
     public, secret = zmq.curve_keypair()
-    socket = zmq.asyncio.Context().socket(zmq.ROUTER)
+    socket = context.socket(zmq.ROUTER)
     socket.curve_server = True
     socket.curve_secretkey = secret
     socket.set(zmq.ROUTER_HANDOVER, 1)  # a host whose connection broke comes back under its name
@@ -93,7 +92,7 @@ class SpeakerLink:
         except zmq.ZMQError as err:
             if err.errno != zmq.EHOSTUNREACH:
                 raise
-            self.unreachable_s.setdefault(host, time.monotonic())
+            self.unreachable_s.setdefault(host, clocks.monotonic())
         else:
             self.unreachable_s.pop(host, None)
 
@@ -113,13 +112,13 @@ class SpeakerLink:
 class HostLink:
     """Another host's end."""
 
-    def __init__(self, contact: Contact, host: int) -> None:
-        self._contact, self._host = contact, host
+    def __init__(self, context: Callable[[], zmq.asyncio.Context], contact: Contact, host: int) -> None:
+        self._make_context, self._contact, self._host = context, contact, host
         self._socket: zmq.asyncio.Socket
 
     async def __aenter__(self) -> Self:
         """Connects."""
-        self._context = zmq.asyncio.Context()
+        self._context = self._make_context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.ROUTING_ID, f"{_NAME}{self._host}".encode())
         self._socket.curve_serverkey = self._contact.speaker_public.encode()

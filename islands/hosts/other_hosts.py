@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from broker.base.errors import ConfigError, Unavailable, first_of
-from broker.process import logs
+from broker.process import clocks, logs
 from broker.wire.fragments import FragmentManifest, Region
 from broker.wire.headers import Buffer
 from broker.wire.messages import Block, Codec, Pacing, RunSettings, Version
@@ -153,9 +152,9 @@ class OtherHosts:
         Raises:
             Unavailable: One of them is lost, or never came.
         """
-        began_s = time.monotonic()
+        began_s = clocks.monotonic()
         while True:
-            now_s = time.monotonic()
+            now_s = clocks.monotonic()
             self._to_all(m.Alive(after=self.boundaries))
             if not self._all_here.is_set():
                 missing = sorted(set(range(1, self.num_hosts)) - self._hosts.keys())

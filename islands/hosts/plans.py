@@ -7,12 +7,12 @@ step and after the last one, there is nothing to agree about: plans are carried 
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from broker.base.errors import ConfigError
+from broker.process import clocks
 from islands.agreement import messages as m
 from islands.agreement.gate_rules import Gate
 from islands.agreement.speaker_rules import Speaker, Stage
@@ -23,8 +23,6 @@ from islands.session.exchange import Batch, Due, Exchange, Install
 
 #: How long the training thread sleeps between two looks, where a decision is late.
 LOOK_EVERY_S = 0.0002
-#: While it waits for what takes longer: how often it looks for signals.
-SIGNALS_EVERY_S = 0.2
 #: The boundary of a training that has stopped: behind every step.
 NEVER = 1 << 62
 #: A plan of nothing but the fleet's progress would hold up what falls due meanwhile: after so many steps without one.
@@ -90,7 +88,7 @@ class Plans:
             while self.gate.undecided:
                 if self._exchange.error is not None:
                     raise self._exchange.error
-                time.sleep(LOOK_EVERY_S)
+                self._exchange.machine.sleep(LOOK_EVERY_S)
             plan = self.gate.take()
             if plan is not None:
                 self.carried = self.gate.number
@@ -102,11 +100,7 @@ class Plans:
     def wait_for_next(self, check: Callable[[], None]) -> None:
         """Waits, before the first step, for the plan that installs the first versions; ``check`` may raise."""
         while not self.next():
-            if self._exchange.error is not None:
-                raise self._exchange.error
-            check()
-            self._exchange.news.wait(SIGNALS_EVERY_S)
-            self._exchange.news.clear()
+            self._exchange.wait(check)
 
     def next(self) -> bool:
         """Returns whether a plan for a training that stands still has come, now in ``due``."""
@@ -176,7 +170,7 @@ class Planner:
         self, hosts: int, due: Due, plans: Plans, exchange: Exchange, tell: Callable[[m.HostMessage], None]
     ) -> None:
         self._due, self._plans, self._exchange, self._tell = due, plans, exchange, tell
-        self._speaker = Speaker(hosts, 0, time.monotonic())
+        self._speaker = Speaker(hosts, 0, clocks.monotonic())
         self._num_fragments = 0
         self._fixed = m.Plan()  # the last plan that will be carried out
         self._proposed, self._proposed_at = m.Plan(), 0
@@ -189,17 +183,17 @@ class Planner:
 
     def heard(self, host: int, at: m.HostAt) -> None:
         """Another host has come so far."""
-        self._speaker.heard(host, NEVER if at.stopped else at.step, time.monotonic())
+        self._speaker.heard(host, NEVER if at.stopped else at.step, clocks.monotonic())
 
     def silent(self) -> tuple[int, ...]:
         """Returns the hosts that have said nothing for too long."""
-        now_s = time.monotonic()
+        now_s = clocks.monotonic()
         self._speaker.heard(0, self._plans.passed, now_s)
         return self._speaker.lost(now_s)
 
     def voted(self, host: int, answer: m.Answer) -> None:
         """A host has answered to a proposal."""
-        decision = self._speaker.voted(host, answer, time.monotonic())
+        decision = self._speaker.voted(host, answer, clocks.monotonic())
         if decision is None:
             return
         if decision.fixed:
@@ -215,7 +209,7 @@ class Planner:
             boundaries: How many the core has seen.
             all_stopped: Every other host has stopped.
         """
-        now_s = time.monotonic()
+        now_s = clocks.monotonic()
         self._speaker.heard(0, self._plans.passed, now_s)
         begun = bool(boundaries) or self._plans.ready
         if not begun or (self._plans.stopped and all_stopped):

@@ -6,9 +6,7 @@ and no step has been run by then.
 
 from __future__ import annotations
 
-import secrets
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +21,7 @@ from islands.arrays.in_place import is_in_place, region_here
 from islands.arrays.regions import HeldTensor
 from islands.arrays.tree import loaded_jax
 from islands.hosts.link import Contact, SpeakerLink, listen
+from islands.session.machine import Machine
 
 #: Bytes of the broadcast: every host hands over an array of the same length.
 _BROADCAST_BYTES = 1024
@@ -48,12 +47,13 @@ class SeveralHosts:
 
 
 def gather(
-    spread: SeveralHosts, *, broker: str, speaker_address: str, within_s: float
+    spread: SeveralHosts, machine: Machine, *, broker: str, speaker_address: str, within_s: float
 ) -> tuple[Contact, SpeakerLink | None]:
     """Returns how to reach the speaker, and at the speaker its end, once every host has called this.
 
     Args:
         spread: Over which hosts.
+        machine: That this one runs on.
         broker: Address of the broker: by default the speaker is reached where this machine reaches the broker from.
         speaker_address: A name or an address of the speaker's machine, where that is wrong.
         within_s: How long the others may take.
@@ -66,7 +66,8 @@ def gather(
     if spread.host == 0:
         name = speaker_address or _way_to(broker)
         try:
-            link, port, public = listen("127.0.0.1" if name in ("127.0.0.1", "localhost") else "*", spread.hosts)
+            interface = "127.0.0.1" if name in ("127.0.0.1", "localhost") else "*"
+            link, port, public = listen(machine.context(), interface, spread.hosts)
         except zmq.ZMQError as err:
             raise ConfigError("speaker_address", name, f"nobody can listen there ({err})") from err
         own, secret = zmq.curve_keypair()
@@ -75,10 +76,15 @@ def gather(
             speaker_public=public,
             public=own.decode(),
             secret=secret.decode(),
-            token=secrets.token_hex(16),
+            token=machine.token(16),
         )
         said = msgpack.packb(asdict(contact))
-    told = _within(within_s, lambda: spread.broadcast(said.ljust(_BROADCAST_BYTES, b"\0")), spread.hosts)
+    try:
+        told = machine.within(within_s, lambda: spread.broadcast(said.ljust(_BROADCAST_BYTES, b"\0")))
+    except TimeoutError as err:
+        cure = "call islands.join on every host, with the same arguments, and look why one of them does not"
+        missing = f"not all {spread.hosts} hosts of this island have joined within {within_s:g} s"
+        raise Unavailable(f"{missing}: {cure}", definite=True) from err
     return Contact(**msgpack.unpackb(told.rstrip(b"\0"))), link
 
 
@@ -92,30 +98,6 @@ def _way_to(broker: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
-
-
-def _within(within_s: float, call: Callable[[], bytes], hosts: int) -> bytes:
-    """Returns what a call returns that waits for other hosts, which may never come."""
-    found: list[bytes] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(call())
-        except BaseException as err:  # noqa: BLE001 (raised in the caller's thread)
-            failed.append(err)
-
-    thread = threading.Thread(target=run, name="atoll-rendezvous", daemon=True)
-    thread.start()
-    thread.join(within_s)
-    if failed:
-        raise failed[0]
-    if not found:
-        cure = "call islands.join on every host, with the same arguments, and look why one of them does not"
-        raise Unavailable(
-            f"not all {hosts} hosts of this island have joined within {within_s:g} s: {cure}", definite=True
-        )
-    return found[0]
 
 
 def spread_over(leaves: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> SeveralHosts | None:

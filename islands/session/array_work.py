@@ -8,7 +8,6 @@ run one after the other, in the order in which they were asked for: that is what
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file, state_parts
 from islands.session.checkpoint import Checkpoint
 from islands.session.exchange import Frozen, Install, Moment, Returned
+from islands.session.machine import THIS, Machine
 from islands.session.state_parts import Needed
 from islands.session.training_state import Position, Snapshot
 from islands.session.workers import Workers
@@ -57,6 +57,7 @@ class ArrayWork:
         init: seed -> initial parameters; called at most once.
         several: The island has several hosts, and this one has regions of each leaf.
         base: Names of leaves that are on every island's disk.
+        machine: That it runs on.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class ArrayWork:
         *,
         several: bool = False,
         base: Sequence[str] = (),
+        machine: Machine = THIS,
     ) -> None:
+        self._machine = machine
         self.parameters = Parameters(params, base)
         self._several = several
         self._handed: Mapping[str, frozenset[Region]] = {}
@@ -330,13 +333,13 @@ class ArrayWork:
             Unavailable: The file cannot be written, or not in time.
         """
         names = self.parameters.local
-        _write_last(path, within_s, lambda: checkpoint.save(path, snapshot, names, at, incarnation, self._newest))
+        self._last(path, within_s, lambda: checkpoint.save(path, snapshot, names, at, incarnation, self._newest))
 
     def keep(self, path: Path, paused: Paused, *, within_s: float = KEEP_WITHIN_S) -> None:
         """Writes unmerged progress for the next process, as the last thing in this one; says so, or why not."""
         facts = {"step": paused.at.step, "contributions": len(paused.contributions)}
         try:
-            _write_last(path, within_s, lambda: paused_file.save(path, paused))
+            self._last(path, within_s, lambda: paused_file.save(path, paused))
         except Unavailable as err:
             log.warning("progress.lost", detail=str(err), **facts)
         else:
@@ -364,25 +367,13 @@ class ArrayWork:
         async with self._turns[key]:
             return await self._workers.do(job)
 
+    def _last(self, path: Path, within_s: float, write: Callable[[], object]) -> None:
+        """Writes a file that the process's end does not wait for: a disk may hang for ever.
 
-def _write_last(path: Path, within_s: float, write: Callable[[], object]) -> None:
-    """Writes a file in a thread that the process's end does not wait for: a disk may hang for ever.
-
-    Raises:
-        Unavailable: It cannot be written, or not in time.
-    """
-    failed: list[Unavailable] = []
-
-    def job() -> None:
+        Raises:
+            Unavailable: It cannot be written, or not in time.
+        """
         try:
-            write()
-        except Unavailable as err:
-            failed.append(err)
-
-    writer = threading.Thread(target=job, name="atoll-last-file", daemon=True)
-    writer.start()
-    writer.join(within_s)
-    if writer.is_alive():
-        raise Unavailable(f"{path} was not written within {within_s:g} s", definite=False)
-    if failed:
-        raise failed[0]
+            self._machine.within(within_s, write)
+        except TimeoutError as err:
+            raise Unavailable(f"{path} was not written within {within_s:g} s", definite=False) from err

@@ -22,7 +22,6 @@ from broker.process.release import refusal_detail
 from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint, OnUnreadable
 from broker.transport.keys import client_keys
-from broker.transport.sockets import Context
 from broker.wire.codec import Origin
 from broker.wire.identity import KeyRole
 from broker.wire.messages import (
@@ -61,6 +60,7 @@ class Connections:
 
     Args:
         config: Addresses and limits.
+        context: Makes the ZeroMQ context, which is terminated at the end.
         receive: Takes each message that can be read, with its channel; those of one channel one after the other.
         line: Told when the control connection stands and when it is lost.
         lookup: Told why the name of the broker's host cannot be found, or nothing when it was.
@@ -75,6 +75,7 @@ class Connections:
     def __init__(
         self,
         config: IslandConfig,
+        context: Callable[[], zmq.asyncio.Context],
         receive: Callable[[Channel, Envelope], Awaitable[None]],
         line: Callable[[bool], None],
         lookup: Callable[[str], None] = lambda _: None,
@@ -84,7 +85,7 @@ class Connections:
         on_unreadable: OnUnreadable | None = None,
     ) -> None:
         self._config, self._channels = config, tuple(channels)
-        self._receive = receive
+        self._make_context, self._receive = context, receive
         self._line = line
         self._lookup, self._on_unreadable = lookup, on_unreadable
         self._broker = 0
@@ -100,7 +101,7 @@ class Connections:
     async def __aenter__(self) -> Self:
         """Makes the ZeroMQ context; ConfigError if a key file is wrong."""
         self._keys = client_keys(self._config.key, KeyRole.ISLAND)
-        self._context = Context()
+        self._context = self._make_context()
         self._stack.callback(self._context.term)
         return self
 

@@ -12,7 +12,6 @@ thread reads them the other way round, so that it never believes in a step whose
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.fleet import Progress
 from islands.protocol.fragment import Fragment
 from islands.session.checkpoint import Checkpoint
+from islands.session.machine import THIS, Machine, News
 from islands.session.state_parts import Needed
 from islands.session.training_state import ORIGIN, Array, Leaf, Position, Snapshot
 
@@ -34,6 +34,8 @@ log = logs.get(__name__)
 
 #: What an island does first, for people who wait.
 CONNECTING = "connecting to the broker"
+#: While the training thread waits: how often it looks for signals.
+LOOK_EVERY_S = 0.2
 #: So many moments that nobody waits for may pile up, and then the other thread is woken, at most this often.
 MOST_WAITING, WAKE_EVERY_S = 8, 0.05
 
@@ -179,7 +181,9 @@ class Due:
 
 @dataclass(slots=True)
 class Exchange:
-    """The shared state of the two threads."""
+    """The shared state of the two threads, and the ``machine`` that they run on."""
+
+    machine: Machine = THIS
 
     # Written by the communication thread.
     due: Due = field(default_factory=Due)
@@ -196,7 +200,7 @@ class Exchange:
     refused: Refused | None = None  #: what the run or its broker said last to its join; None once it is let in
     suspected: bool = False  #: the last adoption that was judged was not in the caller's next parameters
     error: BaseException | None = None  #: what ends training: the communication thread failed, or the caller goes wrong
-    news: threading.Event = field(default_factory=threading.Event)  #: something above has changed
+    news: News = field(init=False)  #: something above has changed
 
     # Written by the training thread.
     state_needed: Needed | None = None  #: it waits for another island's optimizer state
@@ -216,6 +220,20 @@ class Exchange:
     waked_at_s: float = 0.0
     dealt: tuple[Block, ...] = ()  #: the blocks that the training thread has seen
     repeats: bool = False  #: it has trained batches of a pass of its own
+
+    def __post_init__(self) -> None:
+        self.news = self.machine.news()
+
+    def wait(self, check: Callable[[], None]) -> None:
+        """Waits in the training thread until something has changed, for a moment at most.
+
+        Raises what ends training, or what ``check`` raises, which looks for signals.
+        """
+        if self.error is not None:
+            raise self.error
+        check()
+        self.news.wait(LOOK_EVERY_S)
+        self.news.clear()
 
     def forked(self, island_id: str) -> LocalProtocolError:
         """Ends training in a forked child, which has no communication thread; returns the error to raise."""

@@ -95,8 +95,9 @@ class Session(CommunicationThread):
         # Touched by the communication thread only.
         self._hosts, self._num_hosts = hosts, 1 if hosts is None else hosts.num_hosts
         self._due = exchange.due if hosts is None else hosts.due
-        ways = self._receive, self._line, self._lookup
-        self._wire = Connections(config, *ways, sequence=sequence, on_unreadable=Unreadable(config, core, exchange))
+        ways, unreadable = (self._receive, self._line, self._lookup), Unreadable(config, core, exchange)
+        make = exchange.machine.context
+        self._wire = Connections(config, make, *ways, sequence=sequence, on_unreadable=unreadable)
         self._snapshots = Snapshots(config, core, array_work, exchange, self._due)
         self._offers = Offers(exchange, self._due)
         self._persistence = Persistence()
@@ -111,7 +112,7 @@ class Session(CommunicationThread):
 
     def paused(self) -> Paused | None:
         """Returns a state for the next process of this life; None if there is none, or the thread hangs."""
-        if self._thread.is_alive():
+        if not self.ended:
             return None
         return self._core.pause(self._config.run_id, self._wire.sequence)
 

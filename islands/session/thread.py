@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from broker.base.errors import Unavailable, first_of
@@ -18,6 +15,7 @@ from islands.arrays.persistence import trained_frozen
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange, JoinedRun, Moment
+from islands.session.machine import Bell, Running
 
 log = logs.get(__name__)
 
@@ -32,8 +30,8 @@ class CommunicationThread(ABC):
 
     def __init__(self, array_work: ArrayWork, exchange: Exchange) -> None:
         self._array_work, self._exchange = array_work, exchange
-        self._thread = threading.Thread(target=self._main, name="atoll-island", daemon=True)
-        self._bell: SimpleQueue[bool] = SimpleQueue()
+        self._thread: Running | None = None
+        self._bell: Bell | None = None
         self._leave_reason: str | None = None
         self._departure = Departure.STOPPED
         self._clock = clocks.monotonic
@@ -45,15 +43,20 @@ class CommunicationThread(ABC):
 
     def start(self) -> None:
         """Starts the thread."""
-        self._thread.start()
+        self._thread = self._exchange.machine.serve(self._serve, self._ended)
 
     def leave(self, reason: str, departure: Departure = Departure.STOPPED, within_s: float = 3.0) -> None:
         """Says goodbye and ends the thread; returns when it has ended, or when the time is over."""
         self._departure = departure
         self._leave_reason = self._leave_reason or reason
         self._exchange.wake()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(within_s)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended, or was never started."""
+        return self._thread is None or not self._thread.is_alive()
 
     def paused(self) -> Paused | None:  # the speaker of several hosts has it for all
         """Returns a state for the next process of this life; None if there is none, or the thread hangs."""
@@ -74,38 +77,23 @@ class CommunicationThread(ABC):
     def _look(self) -> None:
         """Looks at what the training thread has done; called whenever the bell rings."""
 
-    def _main(self) -> None:
-        error: BaseException | None = None
-        try:
-            asyncio.run(self._serve())
-        except BaseExceptionGroup as group:
-            error = first_of(group)
-        except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001 (raised in the training thread)
-            error = err
-        finally:
-            self._array_work.close()
-            if error is None and self._leave_reason is None:
-                error = Unavailable("the island's communication ended without a reason", definite=False)
-            self._exchange.error = error
-            self._exchange.wake = lambda: None
-            self._bell.put(False)
-            self._exchange.news.set()
+    def _ended(self, error: BaseException | None) -> None:
+        """Tells the training thread that there is no communication any more, and why."""
+        self._array_work.close()
+        error = first_of(error) if isinstance(error, BaseExceptionGroup) else error
+        if error is None and self._leave_reason is None:
+            error = Unavailable("the island's communication ended without a reason", definite=False)
+        self._exchange.error = error
+        self._exchange.wake = lambda: None
+        if self._bell is not None:
+            self._bell.end()
+        self._exchange.news.set()
 
     def _open(self) -> None:
         """Lets the training thread ring the bell."""
         self._loop, self._leaving = asyncio.get_running_loop(), asyncio.Event()
-        self._exchange.wake = lambda: self._bell.put(True)
-        threading.Thread(target=self._listen, name="atoll-bell", daemon=True).start()
-
-    def _listen(self) -> None:
-        """Wakes the event loop at the bell, in its own thread, so that the training thread keeps the GIL.
-
-        Writing to the loop's own socket gives it away for a moment, which on a busy processor took milliseconds to get
-        back (measured: most of the time of a step). Putting something into a queue does not.
-        """
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            while self._bell.get():
-                self._loop.call_soon_threadsafe(self._woken)
+        self._bell = self._exchange.machine.bell(self._woken)
+        self._exchange.wake = self._bell.ring
 
     def _woken(self) -> None:
         if self._leave_reason is not None:

@@ -12,11 +12,12 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, wait
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 #: The end of the process gives what is being done so long: a thread had better not be in a device's library then.
 END_WITHIN_S = 2.0
@@ -24,7 +25,7 @@ END_WITHIN_S = 2.0
 _at_work: set[Future[None]] = set()
 
 
-class Workers:
+class Workers(Executor):
     """Up to ``count`` threads, begun as they are needed; a single one does its jobs in the order given.
 
     Args:
@@ -33,11 +34,11 @@ class Workers:
     """
 
     def __init__(self, count: int, name: str) -> None:
-        self._count, self._name = count, name
+        self._max_workers, self._thread_name_prefix = count, name  # as concurrent.futures calls them
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)  # threads that wait for a job which nobody has put there yet
         self._threads = 0
-        self._closed = False
+        self._shutdown = False
 
     async def do(self, job: Callable[..., T], *args: Any) -> T:
         """Returns what ``job`` returns, or raises what it raises; for one event loop only.
@@ -45,18 +46,22 @@ class Workers:
         Raises:
             RuntimeError: If they were closed.
         """
-        if self._closed:
-            raise RuntimeError(f"{self._name} has ended")
+        if self._shutdown:
+            raise RuntimeError(f"{self._thread_name_prefix} has ended")
+        return await asyncio.get_running_loop().run_in_executor(self, job, *args)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Has a job done; returns its future."""
         future: Future[T] = Future()
-        self._jobs.put((future, lambda: job(*args)))
-        if not self._idle.acquire(blocking=False) and self._threads < self._count:
+        self._jobs.put((future, lambda: fn(*args, **kwargs)))
+        if not self._idle.acquire(blocking=False) and self._threads < self._max_workers:
             self._threads += 1
-            threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
-        return await asyncio.wrap_future(future)
+            threading.Thread(target=self._work, name=f"{self._thread_name_prefix}-{self._threads}", daemon=True).start()
+        return future
 
     def close(self) -> None:
         """Ends the threads; what they are doing is finished, what waits for them is dropped."""
-        self._closed = True
+        self._shutdown = True
         with contextlib.suppress(Empty):
             while True:
                 waiting = self._jobs.get_nowait()
