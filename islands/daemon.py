@@ -15,7 +15,6 @@ import importlib
 import inspect
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -275,6 +274,6 @@ class _Health:
         if heard_ago_s is None or now_s < self._marked_at_s + MARK_EVERY_S:
             return
         self._marked_at_s = now_s
-        heard_at_s = time.time() - heard_ago_s
+        heard_at_s = clocks.wall() - heard_ago_s
         with contextlib.suppress(OSError):  # somebody removed it: the check fails, and training goes on
             os.utime(self._path, (heard_at_s, heard_at_s))

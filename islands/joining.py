@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from broker.base.errors import ConfigError, Unavailable
 from broker.base.settings import expanded
-from broker.process import clocks, logs, user_files
+from broker.process import chance, clocks, logs, user_files
 from broker.process.demands import demands_of, inputs_demanded
 from broker.process.limits import memory_bytes
 from broker.process.signals import in_children
@@ -183,7 +183,7 @@ def join_on(
     island_core = core.Island(
         island_id=island_id,
         hint="" if host is None else host.name,
-        nonce=machine.token(8),
+        nonce=chance.hexadecimal(8),
         tensors=tensors,
         tokens_per_step=tokens_per_step,
         inner_optimizer=options.get("inner_optimizer", ""),

@@ -16,6 +16,7 @@ import msgpack
 import zmq
 
 from broker.base.errors import ConfigError, Unavailable
+from broker.process import chance
 from broker.wire.fragments import TensorSpec
 from islands.arrays.in_place import is_in_place, region_here
 from islands.arrays.regions import HeldTensor
@@ -76,7 +77,7 @@ def gather(
             speaker_public=public,
             public=own.decode(),
             secret=secret.decode(),
-            token=machine.token(16),
+            token=chance.hexadecimal(16),
         )
         said = msgpack.packb(asdict(contact))
     try:

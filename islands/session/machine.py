@@ -1,14 +1,13 @@
-"""What an island has of its machine: its second thread, waits, sockets, random numbers. Shell.
+"""What an island has of its machine: its second thread, waits, sockets. Shell.
 
-An event loop brings timers and tasks, :mod:`broker.process.clocks` the time. What else an island needs of the world it
-asks for here, so that all of it also runs in virtual time, with another machine.
+An event loop brings timers and tasks, :mod:`broker.process` clocks and chance. What else an island needs of the world
+it asks for here. So all of it also runs in virtual time, on another machine (:mod:`ops.virtual.machine`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -48,8 +47,20 @@ class News(Protocol):
         ...
 
 
-class Bell:
-    """Calls a function in an event loop, from another thread that keeps the GIL.
+class Bell(Protocol):
+    """Calls a function in an event loop, from another thread."""
+
+    def ring(self) -> None:
+        """Calls the function soon."""
+        ...
+
+    def end(self) -> None:
+        """Nobody rings any more."""
+        ...
+
+
+class QueueBell:
+    """A bell whose ringer keeps the GIL.
 
     Writing to the loop's own socket gives it away for a moment, which on a busy processor took milliseconds to get back
     (measured: most of the time of a step). Putting something into a queue does not; a thread of its own takes it out.
@@ -86,7 +97,7 @@ class Machine:
 
     def bell(self, call: Callable[[], None]) -> Bell:
         """Returns what calls a function in the running event loop, for another thread."""
-        return Bell(call)
+        return QueueBell(call)
 
     def serve(
         self, main: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[BaseException | None], None]
@@ -136,10 +147,6 @@ class Machine:
         if not found:
             raise TimeoutError(f"took longer than {seconds:g} s")
         return found[0]
-
-    def token(self, nbytes: int) -> str:
-        """Returns random hexadecimal digits that nobody can guess."""
-        return secrets.token_hex(nbytes)
 
 
 #: That of this process.

@@ -65,7 +65,10 @@ class Pulse:
         self._pid = os.getpid()
 
     def beat(self) -> None:
-        """Writes down that a step has ended now: first the entry, then the count that shows it."""
+        """Writes down that a step has ended now: first the entry, then the count that shows it.
+
+        By the machine's clock, as observers have it: that of :mod:`broker.process.clocks` may be made to jump.
+        """
         _ENTRY.pack_into(self._memory, _RING_AT + (self._count % CAPACITY) * _ENTRY.size, time.monotonic(), self._pid)
         self._count += 1
         _COUNT.pack_into(self._memory, _COUNT_AT, self._count)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from broker.base.errors import worth_repeating
 from broker.metrics.family import Family
 from broker.metrics.serving import served
-from broker.process import logs
+from broker.process import clocks, logs
 from broker.wire.messages import (
     BROKER,
     Channel,
@@ -344,7 +343,7 @@ class Session(CommunicationThread):
 
     def _metrics(self) -> list[Family]:
         exchange, heard_at_s = self._exchange, self._exchange.broker_heard_at_s
-        heard_wall_s = None if heard_at_s is None else time.time() - (self._clock() - heard_at_s)
+        heard_wall_s = None if heard_at_s is None else clocks.wall() - (self._clock() - heard_at_s)
         now = self._config.run_id, self._core, self._vitals(), exchange.position, self._notes
         return families_of(*now, heard_wall_s=heard_wall_s)
 
