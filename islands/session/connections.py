@@ -22,6 +22,7 @@ from broker.process.release import refusal_detail
 from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint, OnUnreadable
 from broker.transport.keys import client_keys
+from broker.transport.sockets import Context
 from broker.wire.codec import Origin
 from broker.wire.identity import KeyRole
 from broker.wire.messages import (
@@ -75,7 +76,7 @@ class Connections:
     def __init__(
         self,
         config: IslandConfig,
-        context: Callable[[], zmq.asyncio.Context],
+        context: Callable[[], Context],
         receive: Callable[[Channel, Envelope], Awaitable[None]],
         line: Callable[[bool], None],
         lookup: Callable[[str], None] = lambda _: None,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-import zmq.asyncio
+from broker.transport.sockets import Context
 
 T = TypeVar("T")
 
@@ -91,9 +91,9 @@ class QueueBell:
 class Machine:
     """The machine that this process runs on."""
 
-    def context(self) -> zmq.asyncio.Context:
+    def context(self) -> Context:
         """Returns a ZeroMQ context, to be terminated by the caller."""
-        return zmq.asyncio.Context()
+        return Context()
 
     def bell(self, call: Callable[[], None]) -> Bell:
         """Returns what calls a function in the running event loop, for another thread."""

@@ -170,6 +170,7 @@ class Process(asyncio.AbstractEventLoop):
         self._read: Callable[[], float] = clocks.SteadyClock(lambda: clock.now_s) if wrong else lambda: time.now_s
         self._ready: deque[asyncio.Handle] = deque()
         self._watched: list[tuple[Callable[[], bool], Callable[[], object]]] = []  # descriptors
+        self._dropped: deque[asyncio.Handle] = deque()  # what was ready as it was killed: steps of tasks among them
         self._awake = False  # a turn is on the heap
         self._next_turn_s = self._frozen_until_s = 0.0
         self._made = 0  # tasks and futures
@@ -208,7 +209,7 @@ class Process(asyncio.AbstractEventLoop):
         if self.alive:
             self.alive = False
             self._kept = sorted(asyncio.all_tasks(self), key=hash)  # else Python's collector would close them
-            self._ready.clear()
+            self._dropped, self._ready = self._ready, deque()
             for call in self.ended:
                 call()
 
@@ -230,6 +231,7 @@ class Process(asyncio.AbstractEventLoop):
         tasks, self._kept = self._kept, []
         for task in tasks:
             task.cancel()
+        self._ready.extendleft(reversed(self._dropped))
         for _ in range(LAST_TURNS):
             if not self._ready:
                 break
