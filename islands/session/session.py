@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -159,7 +160,7 @@ class Session(CommunicationThread):
 
     async def _finish(self, work: Work) -> None:
         """Does work that takes time, and tells the core."""
-        event = await work
+        event = await work()
         if event is not None:
             self._handle(event)
 
@@ -297,7 +298,7 @@ class Session(CommunicationThread):
                 case events.CopyState():
                     self._begin(self._snapshots.gift())
                 case events.CheckState():
-                    self._begin([self._snapshots.check(action)])
+                    self._begin([partial(self._snapshots.check, action)])
                 case events.Settled():
                     self._snapshots.settled(action.detail)
                 case events.Note():

@@ -8,9 +8,9 @@ event that the core waits for, or in none.
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from broker.base.errors import Unavailable
 from broker.process import logs
@@ -25,8 +25,8 @@ from islands.session.exchange import Due, Exchange, Moment, StateFound
 
 log = logs.get(__name__)
 
-#: Does what takes time, and returns the event that tells the core of its end.
-Work = Coroutine[Any, Any, events.Event | None]
+#: Does what takes time, when it is called, and returns the event that tells the core of its end.
+Work = Callable[[], Awaitable[events.Event | None]]
 
 
 class Snapshots:
@@ -79,16 +79,16 @@ class Snapshots:
         works: list[Work] = []
         if self._save_wanted:
             self._save_wanted, self._saving = False, True
-            works.append(self._save(moment))
+            works.append(partial(self._save, moment))
         if self._gift_wanted:
             self._gift_wanted = False
-            works.append(self._give(moment))
+            works.append(partial(self._give, moment))
         return works
 
     def gift(self) -> list[Work]:
         """Has the training thread copy its state at the next boundary, if its loop shows any."""
         if not self._exchange.shows_state:
-            return [self._give(None)]
+            return [partial(self._give, None)]
         self._gift_wanted = self._due.snapshot_wanted = True
         return []
 

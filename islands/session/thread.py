@@ -143,7 +143,10 @@ class CommunicationThread(ABC):
             self._exchange.news.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.create_task(work)
+        try:
+            self._tasks.create_task(work)
+        except RuntimeError:  # something has failed, and so all ends
+            work.close()
 
 
 def cancel_all() -> None:
