@@ -326,6 +326,8 @@ class SimContext:
 class SimEndpoint:
     """As :class:`broker.transport.endpoint.Endpoint`, over the messages of a simulated network."""
 
+    no_address = ""
+
     def __init__(self, context: SimContext, address: str, channel: m.Channel, **_: object) -> None:
         self.island, self.channel, self.traffic = context.island, channel, Traffic()
         self.changed, self.arrived = asyncio.Event(), asyncio.Queue()

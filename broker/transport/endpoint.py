@@ -80,7 +80,9 @@ class Endpoint:
         reconnect_max_s: Longest pause between two attempts to connect.
         connections: That chunks are spread over; the broker is to know of it, or there is one.
         on_unreadable: Told of each message that cannot be read. By default they are counted and logged.
-        on_lookup: Told of each time that the name of the broker's host was looked up: why in vain, or nothing.
+
+    Attributes:
+        no_address: Why the name of the broker's host was not found when it was looked up last; empty: it was.
 
     Raises:
         ConfigError: If the address is malformed.
@@ -98,7 +100,6 @@ class Endpoint:
         reconnect_max_s: float = 5.0,
         connections: int = 1,
         on_unreadable: OnUnreadable | None = None,
-        on_lookup: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.address = channel_address(control_address, channel)
         self.channel = channel
@@ -106,7 +107,7 @@ class Endpoint:
         self._limits = limits
         self._wait_s = bulk_wait_s if channel is Channel.BULK else 0.0
         self._on_unreadable = on_unreadable
-        self._on_lookup = on_lookup
+        self.no_address = ""
         self._unresolved = 0  # lookups of the host's name in vain, one after the other
         self._dial = Dial(
             context=context,
@@ -360,7 +361,7 @@ class Endpoint:
         if worth_repeating(self._unresolved):
             cure = "check the name in the address, and the name service of this machine; it is looked up again"
             log.warning("connection.no_address", address=self.address, detail=flaw, cure=cure, times=self._unresolved)
-        self._on_lookup(flaw)
+        self.no_address = flaw
 
     def _look_after_line(self) -> None:
         line, now_s = self._line, clocks.monotonic()

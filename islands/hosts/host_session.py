@@ -27,7 +27,7 @@ from islands.hosts.plans import Plans
 from islands.hosts.rendezvous import SeveralHosts
 from islands.interface.config import IslandConfig
 from islands.session.array_work import ArrayWork
-from islands.session.connections import UNNUMBERED, Connections
+from islands.session.connections import Connections, Posted
 from islands.session.exchange import Exchange, Install, JoinedRun, Moment, StateFound
 from islands.session.thread import CommunicationThread, cancel_all
 from islands.session.training_state import Position, Snapshot
@@ -78,7 +78,7 @@ class HostSession(CommunicationThread):
         self._hello = m.Hello(token=contact.token, tensors=team.tensors, tokens_per_step=tokens_per_step)
         self._link = HostLink(exchange.machine.context, contact, team.host)
         self._wire = Connections(
-            config, exchange.machine.context, self._refused, lambda _: None, channels=(Channel.BULK,)
+            config, exchange.machine.context, self._refused, lambda *_: None, channels=(Channel.BULK,)
         )
         self._orders: deque[tuple[m.Order, Sequence[Buffer]]] = deque()
         self._boundaries = 0
@@ -300,15 +300,7 @@ class HostSession(CommunicationThread):
                 places=part.places,
                 payload=part.payload,
             )
-        envelope = Envelope(
-            run_id=self._config.run_id,
-            sender=order.island_id,
-            incarnation=order.incarnation,
-            sequence=UNNUMBERED,
-            to=AGGREGATOR,
-            message=part.message,
-        )
-        self._wire.post(envelope)
+        self._wire.post(Posted(part.message, AGGREGATOR, order.island_id, order.incarnation))
         if not order.to_step:
             del self._parts[key]  # the speaker has it encoded again, if it is asked for again
 

@@ -11,9 +11,8 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from broker.base.errors import ConfigError, RemoteProtocolError, worth_repeating
 from broker.chunks.sending import is_urgent
@@ -32,6 +31,7 @@ from broker.wire.messages import (
     FilesPart,
     Heartbeat,
     HostPart,
+    Message,
     Reason,
     Seed,
     StatePart,
@@ -45,12 +45,23 @@ log = logs.get(__name__)
 
 #: How long a receive waits before it looks again; nothing depends on it.
 POLL_S = 1.0
-#: In the place of a number, until a message leaves.
-UNNUMBERED = -1
 #: Parts of this island's optimizer state that may wait to be sent; what is beyond is asked for again.
 MOST_STATE_PARTS = 16
 
 Endpoints = dict[Channel, Endpoint]
+
+
+class Posted(NamedTuple):
+    """A message that waits for its connection; it gets its number when it leaves.
+
+    What waits on a narrow link for longer than thousands of heartbeats take would look played back by its number
+    (:mod:`broker.routing.directory`), if that were older.
+    """
+
+    message: Message
+    to: str
+    sender: str
+    incarnation: int
 
 
 class Connections:
@@ -63,8 +74,8 @@ class Connections:
         config: Addresses and limits.
         context: Makes the ZeroMQ context, which is terminated at the end.
         receive: Takes each message that can be read, with its channel; those of one channel one after the other.
-        line: Told when the control connection stands and when it is lost.
-        lookup: Told why the name of the broker's host cannot be found, or nothing when it was.
+        line: Told when the control connection stands and when it is lost, and why the name of the broker's host
+            cannot be found, or nothing.
         channels: Those to connect.
         sequence: Of the last message of an earlier process of this life: the next one is one more.
         on_unreadable: Told of each message that cannot be read; what it raises ends :meth:`run`.
@@ -78,8 +89,7 @@ class Connections:
         config: IslandConfig,
         context: Callable[[], Context],
         receive: Callable[[Channel, Envelope], Awaitable[None]],
-        line: Callable[[bool], None],
-        lookup: Callable[[str], None] = lambda _: None,
+        line: Callable[[bool, str], None],
         *,
         channels: Sequence[Channel] = tuple(Channel),
         sequence: int = 0,
@@ -87,8 +97,7 @@ class Connections:
     ) -> None:
         self._config, self._channels = config, tuple(channels)
         self._make_context, self._receive = context, receive
-        self._line = line
-        self._lookup, self._on_unreadable = lookup, on_unreadable
+        self._line, self._on_unreadable = line, on_unreadable
         self._broker = 0
         self._moved = asyncio.Event()
         self._endpoints: Endpoints = {}
@@ -133,15 +142,11 @@ class Connections:
         self._broker = broker
         self._moved.set()
 
-    def post(self, envelope: Envelope) -> None:
-        """Puts a message behind those that wait for its connection; it gets its number when it leaves.
-
-        What waits on a narrow link for longer than thousands of heartbeats take would look played back by its number
-        (:mod:`broker.routing.directory`), if that were older.
-        """
-        channel = envelope.message.channel
-        urgent = channel is Channel.BULK and is_urgent(envelope.message)
-        (self._urgent if urgent else self._outboxes[channel]).put(envelope)
+    def post(self, posted: Posted) -> None:
+        """Puts a message behind those that wait for its connection."""
+        channel = posted.message.channel
+        urgent = channel is Channel.BULK and is_urgent(posted.message)
+        (self._urgent if urgent else self._outboxes[channel]).put(posted)
 
     async def emptied(self, channel: Channel, within_s: float) -> None:
         """Returns when nothing waits for a connection any more, or when the time is over."""
@@ -177,7 +182,6 @@ class Connections:
                     keys=self._keys,
                     limits=self._config.limits(),
                     connections=self._config.connections if channel is Channel.BULK else 1,
-                    on_lookup=self._lookup,
                     on_unreadable=self._on_unreadable,
                 )
                 self._endpoints[channel] = await stack.enter_async_context(endpoint)
@@ -188,11 +192,12 @@ class Connections:
                 self._endpoints = {}
 
     async def _watch(self, endpoint: Endpoint) -> None:
-        stands = False
+        told = False, ""
         while True:
-            before, stands = stands, await endpoint.line(stands, POLL_S)
-            if stands != before:
-                self._line(stands)
+            now = await endpoint.line(told[0], POLL_S), endpoint.no_address
+            if now != told:
+                told = now
+                self._line(*told)
 
     async def _receive_over(self, endpoint: Endpoint) -> None:
         while True:
@@ -202,9 +207,10 @@ class Connections:
 
     async def _send_over(self, endpoint: Endpoint, outbox: Outbox) -> None:
         while True:
-            waited = await outbox.next()
+            posted = await outbox.next()
             self.sequence += 1
-            envelope = replace(waited, sequence=self.sequence)
+            run_id, number = self._config.run_id, self.sequence
+            envelope = Envelope(run_id=run_id, sequence=number, **posted._asdict())
             while not await endpoint.send(envelope):
                 if endpoint.channel is Channel.CONTROL or not await endpoint.line(True, 0.0):
                     break
@@ -275,55 +281,55 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[Envelope] = []
+        self._waiting: list[Posted] = []
         self._served: list[str] = []  # who got a part and waits for another one, the last one last
         self._more = asyncio.Event()
         self.empty = asyncio.Event()
         self.empty.set()
 
-    def put(self, envelope: Envelope) -> None:
+    def put(self, posted: Posted) -> None:
         """Puts a message behind the others, or in the place of the one that says the same."""
-        message = envelope.message
+        message = posted.message
         if isinstance(message, Want | Heartbeat | FilesPart):  # the newest says it all
             self._waiting = [each for each in self._waiting if type(each.message) is not type(message)]
         elif isinstance(message, Seed):
             for place, each in enumerate(self._waiting):
                 if isinstance(each.message, Seed) and each.message.fragment_id == message.fragment_id:
-                    self._waiting[place] = envelope
+                    self._waiting[place] = posted
                     return
-        elif self._too_many(envelope):
+        elif self._too_many(posted):
             return
-        self._waiting.append(envelope)
+        self._waiting.append(posted)
         self._more.set()
         self.empty.clear()
 
-    async def next(self) -> Envelope:
+    async def next(self) -> Posted:
         """Returns what goes next, as soon as there is anything; :meth:`sent` is to follow."""
         while not self._waiting:
             self._more.clear()
             await self._more.wait()
-        envelope = self._waiting.pop(min(range(len(self._waiting)), key=lambda i: self._turn(self._waiting[i])))
-        if isinstance(envelope.message, StatePart):
+        posted = self._waiting.pop(min(range(len(self._waiting)), key=lambda i: self._turn(self._waiting[i])))
+        if isinstance(posted.message, StatePart):
             waiting = {each.to for each in self._waiting if isinstance(each.message, StatePart)}
-            self._served = [name for name in self._served if name in waiting and name != envelope.to] + [envelope.to]
-        return envelope
+            self._served = [name for name in self._served if name in waiting and name != posted.to] + [posted.to]
+        return posted
 
     def sent(self) -> None:
         """Notes that what :meth:`next` returned has left, or was given up."""
         if not self._waiting:
             self.empty.set()
 
-    def _too_many(self, envelope: Envelope) -> bool:
+    def _too_many(self, posted: Posted) -> bool:
         """Whether it waits here already, or enough of its kind do."""
-        message = envelope.message
+        message = posted.message
         if isinstance(message, StatePart):
             others = [(each.to, each.message) for each in self._waiting if isinstance(each.message, StatePart)]
             same = ((to, part.state_id, part.part) for to, part in others)
-            return (envelope.to, message.state_id, message.part) in same or len(others) >= MOST_STATE_PARTS
+            return (posted.to, message.state_id, message.part) in same or len(others) >= MOST_STATE_PARTS
         return isinstance(message, Contribution | HostPart) and any(each.message is message for each in self._waiting)
 
-    def _turn(self, envelope: Envelope) -> tuple[bool, int]:
+    def _turn(self, posted: Posted) -> tuple[bool, int]:
         """Returns the sort key: parts of a state go last, and first to who got one longest ago."""
-        place = self._served.index(envelope.to) + 1 if envelope.to in self._served else 0
-        is_part = isinstance(envelope.message, StatePart)
+        place = self._served.index(posted.to) + 1 if posted.to in self._served else 0
+        is_part = isinstance(posted.message, StatePart)
         return is_part, place if is_part else 0

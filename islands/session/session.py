@@ -48,7 +48,7 @@ from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.metrics import families_of
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
-from islands.session.connections import UNNUMBERED, Connections, Unreadable
+from islands.session.connections import Connections, Posted, Unreadable
 from islands.session.exchange import CONNECTING, Exchange, Install, JoinedRun, Moment, Offers, Returned, take_newest
 from islands.session.snapshots import Snapshots, Work
 from islands.session.thread import CommunicationThread, cancel_all
@@ -95,9 +95,9 @@ class Session(CommunicationThread):
         # Touched by the communication thread only.
         self._hosts, self._num_hosts = hosts, 1 if hosts is None else hosts.num_hosts
         self._due = exchange.due if hosts is None else hosts.due
-        ways, unreadable = (self._receive, self._line, self._lookup), Unreadable(config, core, exchange)
-        make = exchange.machine.context
-        self._wire = Connections(config, make, *ways, sequence=sequence, on_unreadable=unreadable)
+        unreadable = Unreadable(config, core, exchange)
+        ways = exchange.machine.context, self._receive, self._line
+        self._wire = Connections(config, *ways, sequence=sequence, on_unreadable=unreadable)
         self._snapshots = Snapshots(config, core, array_work, exchange, self._due)
         self._offers = Offers(exchange, self._due)
         self._persistence = Persistence()
@@ -166,18 +166,14 @@ class Session(CommunicationThread):
 
     # --- messages ---------------------------------------------------------------------------------------------
 
-    def _line(self, stands: bool) -> None:
-        """Tells the core whether there is a connection: it joins as soon as one stands."""
+    def _line(self, stands: bool, no_address: str) -> None:
+        """Tells the core whether there is a connection: it joins as soon as one stands. Says what lacks."""
         if not self._core.joined:
-            self._exchange.doing = WAITING if stands else CONNECTING
+            name = self._config.brokers[self._core.broker]
+            lacks = f"{CONNECTING}: the name in {name} is not found ({no_address})" if no_address else CONNECTING
+            self._exchange.doing = WAITING if stands else lacks
             self._exchange.news.set()
         self._handle(events.Line(stands=stands))
-
-    def _lookup(self, flaw: str) -> None:
-        """Says for people whether it is the name of the broker's host that is waited for."""
-        if self._exchange.doing.startswith(CONNECTING):
-            name = self._config.brokers[self._core.broker]
-            self._exchange.doing = f"{CONNECTING}: the name in {name} is not found ({flaw})" if flaw else CONNECTING
 
     async def _receive(self, channel: Channel, envelope: Envelope) -> None:
         self._exchange.broker_heard_at_s = self._clock()
@@ -204,15 +200,8 @@ class Session(CommunicationThread):
         if self._hosts is not None and isinstance(message, Contribution | Seed):
             steps = message.steps if isinstance(message, Contribution) else None
             self._hosts.send_part(message.fragment_id, steps, core.island_id, core.incarnation)
-        envelope = Envelope(
-            run_id=self._config.run_id,
-            sender=core.island_id if core.joined else joining(core.nonce),
-            incarnation=core.incarnation,
-            sequence=UNNUMBERED,
-            to=to,
-            message=message,
-        )
-        self._wire.post(envelope)
+        sender = core.island_id if core.joined else joining(core.nonce)
+        self._wire.post(Posted(message, to, sender, core.incarnation))
 
     # --- the core ---------------------------------------------------------------------------------------------
 

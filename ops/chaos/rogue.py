@@ -21,16 +21,13 @@ from typing import Any
 import zmq
 
 from broker.base.errors import ConfigError, Unavailable
-from broker.wire.messages import Channel, Contribution, Envelope
+from broker.wire.messages import Channel, Contribution
 from islands import daemon
 from islands.session import connections as wire
 from islands.session import session
 from islands.tasks.task import Task, load_task
 from ops.faults.kinds import LIES, ROGUES, FaultKind, Rogue, TamperedTensors
 from ops.launcher import find_modules_here
-
-#: More messages than any manner sends in place of one.
-MOST_FOR_ONE = 8
 
 
 def rogue_wire(manner: FaultKind, honest_s: float = 0.0) -> type[wire.Connections]:
@@ -39,11 +36,10 @@ def rogue_wire(manner: FaultKind, honest_s: float = 0.0) -> type[wire.Connection
     rogue = Rogue(manner, 1.0, TamperedTensors(), rng, honest=lambda: time.monotonic() < honest_until_s)
 
     class RogueWire(wire.Connections):
-        def post(self, envelope: Envelope) -> None:
-            # Each under a number of its own: under the same one a broker would refuse all but the first.
-            for place, message in enumerate(rogue.outgoing(envelope.message)):
-                super().post(replace(envelope, message=message, sequence=MOST_FOR_ONE * envelope.sequence + place))
-            if manner is FaultKind.GARBAGE and isinstance(envelope.message, Contribution):
+        def post(self, posted: wire.Posted) -> None:
+            for message in rogue.outgoing(posted.message):
+                super().post(posted._replace(message=message))
+            if manner is FaultKind.GARBAGE and isinstance(posted.message, Contribution):
                 asyncio.get_running_loop().create_task(self._send_bytes())
 
         async def _send_bytes(self) -> None:

@@ -17,7 +17,7 @@ from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor
 from islands.interface.config import IslandConfig
 from islands.session import connections
-from islands.session.connections import UNNUMBERED, Connections
+from islands.session.connections import Connections, Posted
 from ops.processes.cluster import free_ports
 from tests.bulk_receiver import BulkReceiver
 from tests.coroutines import in_a_loop
@@ -37,10 +37,8 @@ def contribution(number: int) -> m.Contribution:
     )
 
 
-def unnumbered(message: m.Message) -> m.Envelope:
-    return m.Envelope(
-        run_id="atoll", sender="island-0", incarnation=1, sequence=UNNUMBERED, to="aggregator", message=message
-    )
+def posted(message: m.Message) -> Posted:
+    return Posted(message, to="aggregator", sender="island-0", incarnation=1)
 
 
 @pytest.mark.timeout(60)
@@ -62,13 +60,13 @@ async def test_behind_a_reader_that_is_slow_nothing_is_dropped_and_what_is_wante
             pass
 
         config = IslandConfig(broker=f"tcp://127.0.0.1:{port}")
-        async with Connections(config, nothing, lambda stands: None) as wire:
+        async with Connections(config, Context, nothing, lambda *_: None) as wire:
             carrying = asyncio.create_task(wire.run())
             await asyncio.sleep(1.0)
             for number in range(MANY):
-                wire.post(unnumbered(contribution(number)))
-            wire.post(unnumbered(m.Want(versions=(1,))))
-            wire.post(unnumbered(m.Want(versions=(2,))))
+                wire.post(posted(contribution(number)))
+            wire.post(posted(m.Want(versions=(1,))))
+            wire.post(posted(m.Want(versions=(2,))))
             await asyncio.sleep(0.6)  # longer than a send waits before it gives up
             receiver = BulkReceiver(bulk)
             while len(came) < MANY + 1:

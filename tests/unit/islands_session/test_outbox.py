@@ -4,12 +4,12 @@ import asyncio
 
 from broker.wire import messages as m
 from broker.wire.ranges import StepRange
-from islands.session.connections import MOST_STATE_PARTS, Outbox
+from islands.session.connections import MOST_STATE_PARTS, Outbox, Posted
 
 
 def put(outbox, *messages, to="aggregator"):
-    for number, message in enumerate(messages):
-        outbox.put(m.Envelope(run_id="demo", sender="a", incarnation=1, sequence=number, to=to, message=message))
+    for message in messages:
+        outbox.put(Posted(message, to, sender="a", incarnation=1))
 
 
 def left(outbox):
