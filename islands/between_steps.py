@@ -26,8 +26,7 @@ from islands.session.array_work import ArrayWork
 from islands.session.checkpoint import Checkpoint
 from islands.session.exchange import Exchange, Install, Moment, StateFound
 from islands.session.samples import FrozenLeaves, Samples, sample
-from islands.session.state_parts import Needed
-from islands.session.training_state import Position
+from islands.session.training_state import Needed, Position
 
 log = logs.get(__name__)
 

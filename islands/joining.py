@@ -26,6 +26,7 @@ from islands.hosts.host_session import HostSession
 from islands.hosts.other_hosts import OtherHosts
 from islands.hosts.plans import Plans
 from islands.hosts.rendezvous import gather, spread_over
+from islands.hosts.speaker import SpeakerSession
 from islands.interface import arguments
 from islands.interface.config import SETTINGS, IslandConfig, JoinOptions, refuse_unknown
 from islands.loop import Island
@@ -163,14 +164,14 @@ def join_on(
     tensors = tuple(spec for spec in specs if spec.kind != "local")
     arguments.check_join(tensors, run, config.limits())
     spread = spread_over(flatten(params), tensors)
-    several = spread is not None
-    array_work = ArrayWork(params, begins.init, several=several, base=begins.base, machine=machine)
+    array_work = ArrayWork(params, begins.init, several=spread is not None, base=begins.base, machine=machine)
     exchange = Exchange(machine)
     hosts = plans = None
     if spread is not None:
         name = options.get("speaker_address", "")
-        within_s = config.join_timeout_s
-        contact, link = gather(spread, machine, broker=config.brokers[0], speaker_address=name, within_s=within_s)
+        contact, link = gather(
+            spread, machine, broker=config.brokers[0], speaker_address=name, within_s=config.join_timeout_s
+        )
         plans = Plans(exchange, speaks=link is not None)
         if link is None:
             other = HostSession(config, spread, contact, tokens_per_step, plans, array_work, exchange)
@@ -195,7 +196,11 @@ def join_on(
         several_hosts=hosts is not None,
     )
     sequence = 0 if paused is None else paused.sequence
-    session = Session(config, island_core, array_work, exchange, hosts=hosts, sequence=sequence)
+    session = (
+        Session(config, island_core, array_work, exchange, sequence=sequence)
+        if hosts is None
+        else SpeakerSession(config, island_core, array_work, exchange, hosts, sequence=sequence)
+    )
     try:
         kept = None if hosts else unmerged
         island = _started(session, config, array_work, exchange, tokens_per_step, check, release, kept, plans)

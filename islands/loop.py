@@ -34,9 +34,8 @@ from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange, JoinedRun
 from islands.session.samples import FrozenLeaves
-from islands.session.state_parts import Needed
 from islands.session.thread import CommunicationThread
-from islands.session.training_state import Position, step_time_s
+from islands.session.training_state import Needed, Position, step_time_s
 from islands.tasks.task import DataShare, Schedule
 
 log = logs.get(__name__)

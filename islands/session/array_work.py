@@ -29,8 +29,7 @@ from islands.session import checkpoint, paused_file, state_parts
 from islands.session.checkpoint import Checkpoint
 from islands.session.exchange import Frozen, Install, Moment, Returned
 from islands.session.machine import THIS, Machine
-from islands.session.state_parts import Needed
-from islands.session.training_state import Position, Snapshot
+from islands.session.training_state import Needed, Position, Snapshot
 from islands.session.workers import Workers
 
 if TYPE_CHECKING:

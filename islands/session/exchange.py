@@ -27,8 +27,7 @@ from islands.protocol.fleet import Progress
 from islands.protocol.fragment import Fragment
 from islands.session.checkpoint import Checkpoint
 from islands.session.machine import THIS, Machine, News
-from islands.session.state_parts import Needed
-from islands.session.training_state import ORIGIN, Array, Leaf, Position, Snapshot
+from islands.session.training_state import ORIGIN, Array, Leaf, Needed, Position, Snapshot
 
 log = logs.get(__name__)
 

@@ -19,22 +19,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 from broker.base.errors import worth_repeating
 from broker.metrics.family import Family
 from broker.metrics.serving import served
 from broker.process import clocks, logs
+from broker.wire.fragments import Region
 from broker.wire.messages import (
     BROKER,
     Channel,
     Codec,
-    Contribution,
     Envelope,
     FleetState,
     Message,
     Refused,
-    Seed,
     StatePart,
     Version,
     joining,
@@ -49,13 +48,20 @@ from islands.protocol.metrics import families_of
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import Connections, Posted, Unreadable
-from islands.session.exchange import CONNECTING, Exchange, Install, JoinedRun, Moment, Offers, Returned, take_newest
+from islands.session.exchange import (
+    CONNECTING,
+    Due,
+    Exchange,
+    Install,
+    JoinedRun,
+    Moment,
+    Offers,
+    Returned,
+    take_newest,
+)
 from islands.session.snapshots import Snapshots, Work
 from islands.session.thread import CommunicationThread, cancel_all
 from islands.session.training_state import Copies, Position, Snapshot
-
-if TYPE_CHECKING:  # given by whoever joins: several hosts are built on sessions
-    from islands.hosts.other_hosts import OtherHosts
 
 log = logs.get(__name__)
 
@@ -69,12 +75,15 @@ GOODBYE_S = 0.5
 class Session(CommunicationThread):
     """One island's membership in a run, from joining to leaving.
 
+    Of several hosts the one that speaks has another (:class:`islands.hosts.speaker.SpeakerSession`).
+
     Args:
         config: Addresses and intervals.
         core: Fresh; touched by this session's thread alone.
         array_work: With the initial parameters.
         exchange: Shared with the training thread.
-        hosts: The other hosts of the island; None: it has no others.
+        due: What the core has for training, where that is not what the training thread looks at.
+        num_hosts: Of the island.
         sequence: Of the last message of an earlier process of this life.
     """
 
@@ -85,7 +94,8 @@ class Session(CommunicationThread):
         array_work: ArrayWork,
         exchange: Exchange,
         *,
-        hosts: OtherHosts | None = None,
+        due: Due | None = None,
+        num_hosts: int = 1,
         sequence: int = 0,
     ) -> None:
         super().__init__(array_work, exchange)
@@ -93,8 +103,9 @@ class Session(CommunicationThread):
         self._core = core
 
         # Touched by the communication thread only.
-        self._hosts, self._num_hosts = hosts, 1 if hosts is None else hosts.num_hosts
-        self._due = exchange.due if hosts is None else hosts.due
+        self._due, self._num_hosts = due or exchange.due, num_hosts
+        self._handed: Mapping[str, frozenset[Region]] = {}  # of several hosts: what this one hands over
+        self._boundaries = 0
         unreadable = Unreadable(config, core, exchange)
         ways = exchange.machine.context, self._receive, self._line
         self._wire = Connections(config, *ways, sequence=sequence, on_unreadable=unreadable)
@@ -126,25 +137,26 @@ class Session(CommunicationThread):
     async def _serve(self) -> None:
         self._open()
         metrics = served(self._config.metrics_host, self._config.metrics_port, self._metrics, list)
-        hosts = self._hosts
-        async with metrics, hosts or contextlib.nullcontext(), self._wire, asyncio.TaskGroup() as self._tasks:
-            for work in () if hosts is None else hosts.work(self._config.join_timeout_s):
-                self._spawn(work)
+        async with metrics, self._beside(), self._wire, asyncio.TaskGroup() as self._tasks:
             self._spawn(self._begin_run())
             if self._leave_reason is None:
                 await self._leaving.wait()
             self._catch_up()
             leaving = events.Leaving(reason=self._leave_reason or "ended", departure=self._departure)
             self._perform(self._core.handle(leaving, self._clock()))
-            if hosts is not None:
-                await hosts.goodbye(self._leave_reason or "ended")
-            await self._wire.emptied(Channel.CONTROL, GOODBYE_S)
+            await self._goodbye()
             if self._timer is not None:
                 self._timer.cancel()
             cancel_all()
 
+    def _beside(self) -> contextlib.AbstractAsyncContextManager[Any]:
+        """Returns a context around the connections."""
+        return contextlib.nullcontext()
+
+    async def _goodbye(self) -> None:
+        await self._wire.emptied(Channel.CONTROL, GOODBYE_S)
+
     async def _begin_run(self) -> None:
-        self._handed = {} if self._hosts is None else await self._hosts.assembled()
         self._perform(self._core.start(self._clock()))
         self._wire.connect(self._core.broker)
         self._spawn(self._wire.run())
@@ -197,9 +209,6 @@ class Session(CommunicationThread):
 
     def _post(self, to: str, message: Message) -> None:
         core = self._core
-        if self._hosts is not None and isinstance(message, Contribution | Seed):
-            steps = message.steps if isinstance(message, Contribution) else None
-            self._hosts.send_part(message.fragment_id, steps, core.island_id, core.incarnation)
         sender = core.island_id if core.joined else joining(core.nonce)
         self._wire.post(Posted(message, to, sender, core.incarnation))
 
@@ -226,24 +235,20 @@ class Session(CommunicationThread):
             self._spawn(self._judge(exchange.returned.popleft()))
         for event in self._snapshots.advance(now_s):
             self._perform(core.handle(event, now_s))
-        if self._hosts is not None and exchange.begun is not None:
-            self._hosts.begin(exchange.begun)
 
     def _boundary(self, moment: Moment) -> None:
-        number = 0
-        if self._hosts is not None:
-            number = self._hosts.boundaries = self._hosts.boundaries + 1
+        self._boundaries += 1
         self._settling += len(moment.installed)
         for install, beside in moment.installed:
             self._copies.pop(install.fragment_id, None)
             # Ahead of whatever the core asks of this fragment next.
             self._spawn(self._settle(install, beside))
-        copies = {p: Copies(moment.at.step, number, leaves) for p, leaves in moment.copied.items()}
+        copies = {p: Copies(moment.at.step, self._boundaries, leaves) for p, leaves in moment.copied.items()}
         self._copies.update(copies)
         if moment.frozen:
             self._spawn(self._look_at_frozen(moment))
         if moment.snapshot is not None:
-            self._spawn(self._snapshot(moment, moment.snapshot, number))
+            self._spawn(self._snapshot(moment, moment.snapshot, self._boundaries))
         boundary = events.Boundary(
             inner_step=moment.at.step,
             tokens=moment.at.tokens,
@@ -266,9 +271,7 @@ class Session(CommunicationThread):
                 case events.Send():
                     self._post(action.to, action.message)
                 case events.Connect():
-                    self._wire.connect(action.broker)
-                    if self._hosts is not None:
-                        self._hosts.use(action.broker)
+                    self._connect(action.broker)
                 case events.Joined():
                     self._joined(action)
                 case events.Watch():
@@ -308,9 +311,6 @@ class Session(CommunicationThread):
         if now != (due.done, exchange.delivered, exchange.finished, exchange.startable):
             due.done, exchange.delivered, exchange.finished, exchange.startable = now
             exchange.news.set()
-        if self._hosts is not None:
-            open_steps = {p: frozenset(fragment.outstanding) for p, fragment in core.fragments.items()}
-            self._hosts.core_has_moved(open_steps, delivered=core.delivered, finished=core.finished)
         deadline_s = core.next_deadline_s()
         if self._timer is not None:
             self._timer.cancel()
@@ -347,14 +347,14 @@ class Session(CommunicationThread):
 
     # --- what actions lead to ---------------------------------------------------------------------------------
 
+    def _connect(self, broker: int) -> None:
+        self._wire.connect(broker)
+
     def _joined(self, joined: events.Joined) -> None:
         core = self._core
         assert core.settings is not None
         self._config.check_room(joined.manifest)
         self._array_work.open(joined.manifest, self._handed, core.settings.recipe.codec_of_versions)
-        if self._hosts is not None:
-            self._hosts.joined(joined, core.settings, core.blocks)
-            self._hosts.use(core.broker)
         for due in (self._exchange.due, self._due):
             due.life, due.blocks = core.incarnation, core.blocks
         self._snapshots.joined(self._clock())
@@ -376,10 +376,7 @@ class Session(CommunicationThread):
 
     def _begin_seed(self, fragment_id: int) -> None:
         assert self._core.settings is not None
-        seed = self._core.settings.seed
-        if self._hosts is not None:
-            self._hosts.encode(fragment_id, seed)
-        self._spawn(self._seed(fragment_id, seed))
+        self._spawn(self._seed(fragment_id, self._core.settings.seed))
 
     async def _seed(self, fragment_id: int, seed: int) -> None:
         payload, places = await self._array_work.seed(fragment_id, seed)
@@ -387,10 +384,6 @@ class Session(CommunicationThread):
         self._handle(encoded)
 
     def _begin_capture(self, fragment_id: int, copies: Copies, codec: Codec) -> None:
-        if self._hosts is not None:
-            steps = self._core.fragments[fragment_id].capturing
-            assert steps is not None
-            self._hosts.capture(fragment_id, copies.boundary, steps, codec)
         self._spawn(self._capture(fragment_id, copies.leaves, codec))
 
     async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> None:
@@ -408,8 +401,6 @@ class Session(CommunicationThread):
 
     async def _snapshot(self, moment: Moment, snapshot: Snapshot, boundary: int) -> None:
         """Does what is to be done with a copy of the state, once it is whole."""
-        if self._hosts is not None:
-            snapshot = await self._hosts.whole(snapshot, boundary, self._array_work.parameters.local)
         self._begin(self._snapshots.taken(replace(moment, snapshot=snapshot)))
 
     async def _judge(self, returned: Returned) -> None:
@@ -422,17 +413,15 @@ class Session(CommunicationThread):
             self._exchange.news.set()
 
     async def _prepare(self, action: events.Prepare) -> None:
-        version, hosts, elsewhere = action.version, self._hosts, None
-        if hosts is not None:
-            elsewhere = asyncio.create_task(hosts.prepare(version, action.keep, mixes=action.mixes))
-        named = version.fragment_id, version.fragment_version, version.payload, action.keep
-        install = await self._array_work.prepare(*named, mixes=action.mixes, digest=version.digest)
-        if hosts is not None and elsewhere is not None:
-            await elsewhere
-            hosts.plans.placed(install)
+        install = await self._placed(action)
         prepared = events.Prepared(fragment_id=install.fragment_id, flaw=install.flaw)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
         self._perform(self._core.handle(prepared, self._clock()))
         self._offers.offer(install, self._core.fragments.values())
         self._after()
+
+    async def _placed(self, action: events.Prepare) -> Install:
+        version = action.version
+        named = version.fragment_id, version.fragment_version, version.payload, action.keep
+        return await self._array_work.prepare(*named, mixes=action.mixes, digest=version.digest)

@@ -8,7 +8,6 @@ elements, so the last part is filled up with zeros to whole ones; nothing reads 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (numpy knows bfloat16 and its like once this is imported)
@@ -24,28 +23,9 @@ from islands.interface.arguments import is_floating
 from islands.protocol.donation import PART_BYTES
 from islands.session import checkpoint
 from islands.session.checkpoint import Checkpoint
+from islands.session.training_state import Needed
 
 _ELEMENT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needed:
-    """The required form of a state: this island's own leaves, with their names.
-
-    Attributes:
-        state: Of the fresh optimizer; what counts is names, sorts, shapes, and which values are not finite.
-        local: Parameters that are never synchronised, likewise.
-    """
-
-    state: Sequence[tuple[str, Any]]
-    local: Sequence[tuple[str, Any]]
-
-    @property
-    def most_bytes(self) -> int:
-        """Returns an upper bound of the size of a fitting state, in bytes."""
-        leaves = [*self.state, *self.local]
-        arrays = sum(int(as_array(leaf).nbytes if is_plain(leaf) else getattr(leaf, "nbytes", 8)) for _, leaf in leaves)
-        return arrays + (1 << 16) + 512 * len(leaves) + 4 * sum(len(name) for name, _ in leaves)
 
 
 def cut(buffers: Sequence[Any]) -> tuple[tuple[tuple[Encoded, ...], ...], int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from broker.wire.messages import FASTEST_STEP_S, SLOWEST_STEP_S
+from islands.arrays.plain_leaves import as_array, is_plain
 from islands.protocol.fragment import Point
 
 Array = npt.NDArray[Any]
@@ -42,6 +44,26 @@ class Snapshot:
     cursor: int | None  # None: the caller keeps none
     local: tuple[Leaf, ...]
     run_id: str = ""  # whose this is; empty: of no run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """The required form of a state: this island's own leaves, with their names.
+
+    Attributes:
+        state: Of the fresh optimizer; what counts is names, sorts, shapes, and which values are not finite.
+        local: Parameters that are never synchronised, likewise.
+    """
+
+    state: Sequence[tuple[str, Any]]
+    local: Sequence[tuple[str, Any]]
+
+    @property
+    def most_bytes(self) -> int:
+        """Returns an upper bound of the size of a fitting state, in bytes."""
+        leaves = [*self.state, *self.local]
+        arrays = sum(int(as_array(leaf).nbytes if is_plain(leaf) else getattr(leaf, "nbytes", 8)) for _, leaf in leaves)
+        return arrays + (1 << 16) + 512 * len(leaves) + 4 * sum(len(name) for name, _ in leaves)
 
 
 #: Of the step times' moving average; a single one counts for at most so many times the average.

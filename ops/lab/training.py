@@ -26,7 +26,7 @@ from islands.arrays.reference import Reference, encode_seed
 from islands.between_steps import InitialValues
 from islands.protocol.core import Island
 from islands.session import checkpoint, state_parts
-from islands.session.training_state import Position, Snapshot
+from islands.session.training_state import Needed, Position, Snapshot
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from ops.faults.kinds import TamperedTensors
 
@@ -148,7 +148,7 @@ class TrainingIsland:
 
     def take_state(self, parts: tuple[Payload, ...]) -> str:
         """Loads a donor's state if it fits and is finite; returns whether it did."""
-        needed = state_parts.Needed(state=checkpoint.leaves_of(self.opt_state), local=())
+        needed = Needed(state=checkpoint.leaves_of(self.opt_state), local=())
         size = sum(memoryview(each.data).nbytes for part in parts for each in part)
         found, flaw = state_parts.read(parts, size, needed)
         if found is not None:

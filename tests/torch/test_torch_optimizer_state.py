@@ -7,7 +7,7 @@ from torch import nn
 
 from broker.base.errors import ConfigError
 from islands.session import checkpoint, state_parts
-from islands.session.training_state import Position, Snapshot
+from islands.session.training_state import Needed, Position, Snapshot
 from islands.torch.optimizer_state import LARGE_BYTES, OptimizerState
 
 pytestmark = pytest.mark.timeout(240)  # the first optimizer loads torch's compiler
@@ -99,7 +99,7 @@ def through_a_file(path, state):
 
 
 def unfit(saved, state):
-    return state_parts.unfit(saved, state_parts.Needed(state=checkpoint.leaves_of(state), local=[]))
+    return state_parts.unfit(saved, Needed(state=checkpoint.leaves_of(state), local=[]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

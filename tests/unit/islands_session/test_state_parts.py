@@ -12,7 +12,7 @@ import xxhash
 from broker.wire import messages as m
 from islands.protocol.donation import PART_BYTES
 from islands.session import checkpoint, state_parts
-from islands.session.training_state import Position, Snapshot
+from islands.session.training_state import Needed, Position, Snapshot
 
 
 def sent(state):
@@ -21,7 +21,7 @@ def sent(state):
 
 
 def needed(state):
-    return state_parts.Needed(state=checkpoint.leaves_of(state), local=())
+    return Needed(state=checkpoint.leaves_of(state), local=())
 
 
 def test_a_large_state_is_cut_into_equal_parts_and_the_last_one_filled_up():

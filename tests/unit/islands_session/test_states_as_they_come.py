@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from broker.base.errors import ConfigError
 from islands.arrays import placement
 from islands.session import checkpoint, state_parts
-from islands.session.training_state import Position, Snapshot
+from islands.session.training_state import Needed, Position, Snapshot
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
@@ -144,7 +144,7 @@ def through_a_file(state, fresh, path):
     snapshot = Snapshot(state=checkpoint.copied(state), cursor=None, local=())
     checkpoint.save(path, snapshot, (), Position(4, 40), 1, checkpoint.Newest())
     saved = checkpoint.load(path)
-    needed = state_parts.Needed(state=checkpoint.leaves_of(fresh), local=())
+    needed = Needed(state=checkpoint.leaves_of(fresh), local=())
     assert state_parts.unfit(saved, needed) == ""
     return checkpoint.restored(fresh, saved.state)
 
@@ -153,7 +153,7 @@ def through_a_donor(state, fresh):
     """Gives a state to another island, as parts of messages."""
     snapshot = Snapshot(state=checkpoint.copied(state), cursor=None, local=())
     parts, size = state_parts.cut(checkpoint.packed(snapshot, (), Position(4, 40), 1))
-    needed = state_parts.Needed(state=checkpoint.leaves_of(fresh), local=())
+    needed = Needed(state=checkpoint.leaves_of(fresh), local=())
     assert size <= needed.most_bytes
     found, flaw = state_parts.read(parts, size, needed)
     assert (flaw, found.at) == ("", Position(4, 40))
@@ -242,7 +242,7 @@ def test_local_parameters_come_back_in_their_place_and_with_their_masks(tmp_path
 
     fresh, position = local(1.0), Position(4, 40)
     snapshot = Snapshot(state=(), cursor=None, local=tuple(local(2.0).values()))
-    needed = state_parts.Needed(state=(), local=list(fresh.items()))
+    needed = Needed(state=(), local=list(fresh.items()))
     checkpoint.save(tmp_path / "c", snapshot, list(fresh), position, 1, checkpoint.Newest())
     saved = checkpoint.load(tmp_path / "c")
     given, _ = state_parts.read(*state_parts.cut(checkpoint.packed(snapshot, list(fresh), position, 1)), needed)
