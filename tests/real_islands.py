@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -21,9 +22,13 @@ import numpy as np
 from aggregator.merge import versions
 from aggregator.merge.outer_step import OuterStep
 from broker.base.errors import ConfigError, RunEnded, Unavailable
+from broker.process.signals import Interrupted
 from broker.routing.events import Received
 from broker.transport.endpoint import Traffic
 from broker.wire import messages as m
+from islands import daemon
+from islands.arrays.tree import named_leaves
+from islands.interface.config import IslandConfig
 from islands.joining import join_on
 from islands.session import connections, session
 from ops.faults.kinds import TamperedTensors
@@ -50,9 +55,11 @@ class RealSimulation(Simulation):
         job_s: Least and greatest time of a job of a thread.
         shows_state: Whether the loops show an optimizer's state.
         corrupt_at_s: When a bit changes in the memory of an island: (time, island).
+        task: That they train, as the daemon does; None: they count.
     """
 
-    def __init__(self, plan, folder, *, job_s=(1e-4, 1e-2), shows_state=True, corrupt_at_s=()):
+    def __init__(self, plan, folder, *, job_s=(1e-4, 1e-2), shows_state=True, corrupt_at_s=(), task=None):
+        self.task, self.kind = task, RealIsland if task is None else TaskIsland
         # The simulation's aggregators publish whole versions.
         plan = replace(plan, config=replace(plan.config, version_codec=m.Codec.F32))
         self.virtual = VirtualTime(plan.seed)
@@ -80,12 +87,21 @@ class RealSimulation(Simulation):
                     if isinstance(island, RealIsland):
                         island.machine.kill()
 
+    @property
+    def addresses(self):
+        """Of the brokers, as islands are told."""
+        return [f"tcp://127.0.0.1:{7001 + 10 * place}" for place in range(self.plan.brokers)]
+
+    def context_of(self, island):
+        """Returns what the sockets of a process come from."""
+        return SimContext(island)
+
     def start_island(self, plan: IslandPlan, paused=None):
         if plan.joins_last and plan.island_id not in self._lives and not self._others_joined(plan):
             self.queue.after(0.1, lambda: self.start_island(plan))
             return
         life = self._lives[plan.island_id] = self._lives.get(plan.island_id, -1) + 1
-        island = RealIsland(self, plan, life)
+        island = self.kind(self, plan, life)
         self.processes[island.address] = self.islands[plan.island_id] = island
         island.machine.train(island.train)
 
@@ -150,13 +166,19 @@ class WatchedSession(session.Session):
 
     def __init__(self, config, core, array_work, exchange, **more):
         super().__init__(config, core, array_work, exchange, **more)
-        self.island = exchange.machine.island
+        self.island, self.told = exchange.machine.island, None
         self.island.session = self
 
     def _catch_up(self):
         super()._catch_up()
         if self.island.alive:
             self.island.simulation.invariants.after_island_event(self.island)
+
+    def _after(self):
+        super()._after()
+        if self.island.alive and self.told is not self._core.blocks:
+            self.told = self._core.blocks
+            self.island.simulation.invariants.told(self.island.name, self.told)
 
     def _trained(self):
         taken = super()._trained()
@@ -175,14 +197,13 @@ class RealIsland(SimIsland):
         troubles = tuple(each for each in simulation.plan.clocks if each.process == self.name)
         process = simulation.virtual.process(self.name, troubles)
         process.job_s = lambda pool: simulation.virtual.between(self.name, f"job {pool}", *simulation.job_s)
-        self.process, self.machine = process, SimMachine(process, lambda: SimContext(self))
+        self.process, self.machine = process, SimMachine(process, lambda: simulation.context_of(self))
         self.machine.island = self
         self.session: WatchedSession | None = None
         self.alive, self.asked = True, ""
         self.connection, self.bulk_line = 0, 0
         self.connected = self.deaf = False
         self.endpoints: dict[m.Channel, SimEndpoint] = {}
-        self.told = None
         self.stepped_at_s = float("inf")
         self.restored = ""
 
@@ -192,11 +213,10 @@ class RealIsland(SimIsland):
         """Runs lives as a supervisor would want them: what fails ends this one."""
         simulation, plan, machine = self.simulation, self.plan, self.machine
         begun = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in simulation.plan.model()}
-        brokers = [f"tcp://127.0.0.1:{7001 + 10 * place}" for place in range(simulation.plan.brokers)]
         try:
             with join_on(
                 machine,
-                brokers,
+                simulation.addresses,
                 begun,
                 init=lambda seed: {name: x + 1 for name, x in begun.items()},
                 run=simulation.plan.config.run_id,
@@ -217,7 +237,6 @@ class RealIsland(SimIsland):
         params, (count,) = island.restore(begun, [0])
         self.restored = island.restored
         while not island.done:
-            self.hear_blocks(island)
             island.share.take()
             spread = self.plan.jitter * self.plan.step_time_s
             least, most = self.plan.step_time_s - spread, self.plan.step_time_s + spread
@@ -235,18 +254,14 @@ class RealIsland(SimIsland):
                 island.pause(params, ([count], None))
                 self.end(restarts=True)
                 return
-        params = island.close(params)
-        if self.core.finished:
-            simulation.versions[self.name] = params
-        else:
-            self.end(restarts=True)  # the run fell silent
+        self.ends_with(island.close(params))
 
-    def hear_blocks(self, island) -> None:
-        """Tells the invariants which data this island knows as its own."""
-        blocks = island._exchange.dealt
-        if blocks is not self.told:
-            self.told = blocks
-            self.simulation.invariants.told(self.name, blocks)
+    def ends_with(self, params) -> None:
+        """Training has ended: by the end of the run, or because that fell silent."""
+        if self.core.finished:
+            self.simulation.versions[self.name] = dict(named_leaves(params))
+        else:
+            self.end(restarts=True)
 
     def corrupt(self) -> None:
         """A bit changes in a reference of this island."""
@@ -305,6 +320,34 @@ class RealIsland(SimIsland):
         channel = event.envelope.message.channel
         if self.alive and channel in self.endpoints:
             self.endpoints[channel].arrived.put_nowait(event.envelope)
+
+
+class TaskIsland(RealIsland):
+    """An island that is the daemon's whole training of a task; a step takes as long as its pace."""
+
+    def train(self) -> None:
+        simulation, plan = self.simulation, self.plan
+        config = IslandConfig(
+            broker=",".join(simulation.addresses),
+            run_id=simulation.plan.config.run_id,
+            island_id=plan.island_id,
+            pace=plan.step_time_s,
+            donor_wait_s=simulation.plan.donor_wait_s,
+            state_dir=simulation.folder / plan.island_id,
+            checkpoint_interval_s=2.0,
+            max_message_bytes=1 << 28,
+        )
+        try:
+            self.ends_with(daemon.train(config, simulation.task, check=self.check, machine=self.machine))
+        except Interrupted:
+            self.end(restarts=True)
+        except (ConfigError, RunEnded, Unavailable) as error:
+            self.gave_up(error)
+
+    def check(self) -> None:
+        """Raises what ends this process."""
+        if self.asked:
+            raise Interrupted(signal.SIGTERM)
 
 
 NOBODY = SimpleNamespace(joined=False, finished=False, broker=0, fragments={}, island_id="", incarnation=0)
