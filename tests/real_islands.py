@@ -78,14 +78,9 @@ class RealSimulation(Simulation):
             mock.patch.object(connections, "Endpoint", SimEndpoint),
             mock.patch("islands.joining.Session", WatchedSession),
         ):
-            try:
-                ended = super().run(limit_s)
-                assert not self.virtual.failures, "\n".join(self.virtual.failures)
-                return ended
-            finally:
-                for island in self.processes.values():
-                    if isinstance(island, RealIsland):
-                        island.machine.kill()
+            ended = super().run(limit_s)
+            assert not self.virtual.failures, "\n".join(self.virtual.failures)
+            return ended
 
     @property
     def addresses(self):
@@ -306,7 +301,7 @@ class RealIsland(SimIsland):
 
     def kill(self) -> None:
         self.alive = self.connected = False
-        self.machine.kill()
+        self.process.kill()
 
     def line(self, connection: int) -> None:
         if connection == self.connection:

@@ -21,7 +21,7 @@ FOR_EVER_S = 1e9
 
 
 class SimMachine(Machine):
-    """The machine of one simulated process; its methods are the training thread's, but for the first two.
+    """The machine of one simulated process; its methods are the training thread's, but for the first.
 
     Args:
         process: Of the island.
@@ -35,6 +35,7 @@ class SimMachine(Machine):
         self._trains = True
         self._waiting: object = None  # a new object for each wait
         self._error: BaseException | None = None
+        process.ended.append(self._end)
 
     def train(self, main: Callable[[], object]) -> None:
         """Runs a function as the training thread of the process; what it raises is a failure of the seed."""
@@ -56,9 +57,8 @@ class SimMachine(Machine):
         self._waiting = beginning = object()
         self.wake(beginning)
 
-    def kill(self) -> None:
-        """Ends the process without a word, and its thread: what that still does on its way out reaches nobody."""
-        self._process.kill()
+    def _end(self) -> None:
+        """Ends the thread with its process: what it still does on its way out reaches nobody."""
         if self._training is not threading.current_thread():
             self._process.run(self._hand_over, self._waiting)
 

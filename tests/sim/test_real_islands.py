@@ -16,6 +16,7 @@ import pytest
 from examples import numpy_task
 from islands import daemon
 from islands.arrays.partition import tensor_specs
+from ops.virtual.plan import CrashPoint, Point
 from tests.real_islands import LIMIT_S, RealSimulation, check, check_final_parameters, story
 from tests.sim.packed import short_plan
 
@@ -53,6 +54,19 @@ def test_the_daemon_trains_a_task_through_lives_that_are_killed_and_paused(tmp_p
         trained.setdefault(layer, {})[part] = value
     assert task.evaluate is not None
     assert task.evaluate(trained) < task.evaluate(task.init(plan.config.seed)[0]) - 0.3
+
+
+@pytest.mark.rotating(4)
+@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("name", ["island-0", "island-1"])
+def test_a_real_island_may_die_at_anything_that_it_says(tmp_path, name, part):
+    for number in range(1 + part, 24, 6):
+        crash = CrashPoint(process=name, point=Point.SEND, number=number, restart_s=(0.05, 1.2)[number % 2])
+        simulation = RealSimulation(replace(short_plan(), crash_points=(crash,)), tmp_path / str(number))
+        assert simulation.run(LIMIT_S)
+        assert "crashed" in {decision for _, _, decision, _ in simulation.trace} or number > 22
+        simulation.invariants.at_end(simulation)
+        check_final_parameters(simulation)
 
 
 def test_a_seed_gives_the_same_story_in_any_process(tmp_path):

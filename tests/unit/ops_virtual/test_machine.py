@@ -20,9 +20,7 @@ def virtual():
 
 @pytest.fixture
 def machine(virtual):
-    made = SimMachine(virtual.process("a"), object)
-    yield made
-    made.kill()
+    return SimMachine(virtual.process("a"), object)
 
 
 def test_time_passes_where_the_training_thread_waits_and_the_process_goes_on_meanwhile(virtual, machine):
@@ -108,7 +106,7 @@ def test_a_killed_process_takes_its_training_thread_with_it_and_nothing_of_that_
             machine.within(1.0, lambda: seen.append("written"))
 
     machine.train(train)
-    virtual.at(at_s, machine.kill)
+    virtual.at(at_s, machine._process.kill)
     virtual.run_until(5.0)
     assert (seen, virtual.failures) == ([], [])
 
