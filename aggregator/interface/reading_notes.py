@@ -8,7 +8,8 @@ from typing import Any
 from aggregator.interface import leader_notes, notes
 from aggregator.interface.events import Note
 
-_NOTES: dict[str, type[Note]] = {
+#: Name -> class of each note.
+NOTES: dict[str, type[Note]] = {
     cls.name: cls
     for module in (leader_notes, notes)
     for cls in vars(module).values()
@@ -19,7 +20,7 @@ _NOTES: dict[str, type[Note]] = {
 def read_note(name: str, fields: Mapping[str, Any]) -> Note | None:
     """Returns the note that was written; None for one that this release does not know."""
     try:
-        return _NOTES[name].read(fields)
+        return NOTES[name].read(fields)
     except (KeyError, TypeError):
         return None
 

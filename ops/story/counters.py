@@ -47,6 +47,8 @@ class Counters:
 
     def joined(self, island: str, incarnation: int, start_step: int) -> None:
         """Begins a life of an island, at the step that it goes on from."""
+        if incarnation <= self._books.past(island).upto:
+            return  # told by another shard, late
         handed = dict(self._handed_over.pop(island, {}).values())
         self._books.begin(island, incarnation, start_step, handed.get(start_step, self._tokens_at(island, start_step)))
 

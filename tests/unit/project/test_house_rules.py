@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.interface.reading_notes import NOTES
+
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("broker", "islands", "aggregator", "ops")
 #: Modules that a core must not even load.
@@ -101,6 +103,18 @@ def test_the_first_line_of_a_docstring_has_at_most_100_characters_and_is_no_ridd
     assert [(name, line) for name, line in lines if len(line) > 100] == []
     found = [(name.rpartition(".")[0].partition("."), name, line) for name, line in lines if RIDDLE.search(line)]
     assert [each for each in found if each[0][2] not in WITH_RIDDLES.get(each[0][0], ())] == []
+
+
+def test_whoever_reads_notes_matches_their_classes():
+    """A name in a string goes on as if nothing were, when a note or a field of it has another."""
+    modules = [name for name in MODULES if name.startswith("ops.") and not name.startswith("ops.virtual.")]
+    said = [
+        (name, node.value)
+        for name in modules
+        for node in ast.walk(ast.parse(MODULES[name].read_text()))
+        if isinstance(node, ast.Constant) and node.value in NOTES
+    ]
+    assert said == []
 
 
 def test_no_daemon_sets_a_timer_by_the_clock_of_its_event_loop():
