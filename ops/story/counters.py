@@ -49,8 +49,10 @@ class Counters:
         """Begins a life of an island, at the step that it goes on from."""
         if incarnation <= self._books.past(island).upto:
             return  # told by another shard, late
-        handed = dict(self._handed_over.pop(island, {}).values())
-        self._books.begin(island, incarnation, start_step, handed.get(start_step, self._tokens_at(island, start_step)))
+        lives = self._books.lives().get(island, {}).values()
+        known = {life.start_step: life.start_tokens for life in lives}  # where one began that handed nothing over
+        known |= dict(self._handed_over.pop(island, {}).values())
+        self._books.begin(island, incarnation, start_step, known.get(start_step, self._tokens_at(island, start_step)))
 
     def _tokens_at(self, island: str, step: int) -> int:
         """Returns the token counter at a step, where no hand-over tells: steps are taken for equally long."""

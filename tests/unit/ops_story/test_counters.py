@@ -41,6 +41,14 @@ def test_a_page_counts_what_a_killed_life_had_not_handed_over_as_the_report_does
     assert (a.step, a.lives, a.bytes_up, a.bytes_down) == (5, 2, 73, 9)
 
 
+def test_lives_that_hand_nothing_over_begin_where_the_one_before_did():
+    made = trained()
+    for step in (5, 6, 7):
+        made.join("a")
+        made.beat("a", step, tokens=9 * step)
+    assert as_reported(made) == on_page(made)
+
+
 def test_the_last_word_of_an_island_counts():
     made = trained()
     made.say("a", Leave(inner_step=9, tokens=90, reason="goodbye"))
