@@ -150,10 +150,10 @@ class VirtualTime:
 class Process(asyncio.AbstractEventLoop):
     """A simulated process, which is its event loop.
 
-    It runs what is ready in one turn, at one moment; what that makes ready comes in the next turn, a moment later.
+    It runs what is ready in one turn, all at its end; what that makes ready comes in the next one.
 
     Attributes:
-        turn_s: Least and greatest time between two turns.
+        turn_s: Least and greatest time that a turn takes.
         job_s: Returns how long a job of a thread takes, by the name of its pool.
         clock: What it reads, never steadied; see :class:`broker.process.clocks.SteadyClock`.
         exit_code: What it has ended with; None while it runs, or if it was killed.
@@ -171,8 +171,9 @@ class Process(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
         self._watched: list[tuple[Callable[[], bool], Callable[[], object]]] = []  # descriptors
         self._dropped: deque[asyncio.Handle] = deque()  # what was ready as it was killed: steps of tasks among them
-        self._awake = False  # a turn is on the heap
-        self._next_turn_s = self._frozen_until_s = 0.0
+        self._awake = False  # a turn is on the heap,
+        self._due = 0  # with so many callbacks
+        self._frozen_until_s = 0.0
         self._made = 0  # tasks and futures
         self._pools: dict[object, list[float]] = {}  # when each of their threads is free
         self._signals: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
@@ -235,6 +236,7 @@ class Process(asyncio.AbstractEventLoop):
         for _ in range(LAST_TURNS):
             if not self._ready:
                 break
+            self._due = len(self._ready)
             self._callbacks()
         for task in tasks:
             if task.done() and not task.cancelled():
@@ -288,24 +290,31 @@ class Process(asyncio.AbstractEventLoop):
     def _wake(self) -> None:
         if not self._awake and self.alive:
             self._awake = True
-            self.virtual.at(max(self._next_turn_s, self._frozen_until_s), self._turn)
+            self.virtual.at(self._frozen_until_s, self._select)
 
-    def _turn(self) -> None:
-        self._awake = False
-        if not self.alive:
-            return
+    def _select(self) -> None:
+        """Begins a turn: what comes from here on is seen by whoever looks, and announced in the next one."""
         if self.virtual.now_s < self._frozen_until_s:
-            self._wake()
+            self.virtual.at(self._frozen_until_s, self._select)
             return
         watched, self._watched = self._watched, []
         for readable, callback in watched:
             if readable():
                 self._ready.append(asyncio.Handle(callback, (), self))
+        self._due = len(self._ready)
+        self.virtual.after(self.virtual.between(self.name, "turn", *self.turn_s), self._turn)
+
+    def _turn(self) -> None:
+        if self.virtual.now_s < self._frozen_until_s:
+            self.virtual.at(self._frozen_until_s, self._turn)
+            return
+        self._awake = False
+        if not self.alive:
+            return
         if self.virtual.on_turn is not None:
-            self.virtual.on_turn(self.virtual.now_s, self.name, len(self._ready))
+            self.virtual.on_turn(self.virtual.now_s, self.name, self._due)
         self._callbacks()
-        self._next_turn_s = self.virtual.now_s + self.virtual.between(self.name, "turn", *self.turn_s)
-        if self._ready:
+        if self._ready or self._watched:
             self._wake()
 
     def _callbacks(self) -> None:
@@ -316,7 +325,7 @@ class Process(asyncio.AbstractEventLoop):
             self.kill()
 
     def _run_ready(self) -> None:
-        for _ in range(len(self._ready)):
+        for _ in range(self._due):
             if not self._ready:
                 return  # it was killed by one of them
             handle = self._ready.popleft()

@@ -9,7 +9,9 @@ arrays and publishes.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import sys
 import zlib
 from collections import defaultdict
 from contextlib import AsyncExitStack
@@ -53,6 +55,7 @@ class Plan:
     elements: int  # of an array, at most
     delay_s: tuple[float, float]
     bytes_per_s: float
+    io_s: tuple[float, float]  # of the threads that send
     most_queued: int
     idle_polls: float
     turn_s: tuple[float, float]
@@ -77,6 +80,7 @@ class Plan:
             elements=rng.choice((1 << 14, 1 << 16, 1 << 16, 1 << 18, 1 << 18, 1 << 18 if bytes_per_s else 1 << 20)),
             delay_s=rng.choice(((0.0002, 0.001), (0.0005, 0.005), (0.02, 0.06))),
             bytes_per_s=bytes_per_s,
+            io_s=rng.choice(((1e-5, 5e-5), (1e-5, 5e-5), (1e-5, 8e-3))),
             most_queued=rng.choice((1 << 30, 64, 4, 2, 1)),
             idle_polls=rng.choice((0.0, 0.05, 0.5)),
             turn_s=rng.choice(((1e-5, 1e-4), (1e-5, 1e-4), (1e-4, 3e-3))),
@@ -124,18 +128,18 @@ class World:
         self.trace = 0  # a checksum of who did how much, and when
         self.virtual.on_turn = self._on_turn
         self.network.most_queued, self.network.idle_polls = self.plan.most_queued, self.plan.idle_polls
+        self.network.io_s = self.plan.io_s
         names = [AGGREGATOR, *(f"i{n}" for n in range(self.plan.islands))]
         self.hosts = {BROKER: BROKER_HOST} | {name: f"127.0.0.{n}" for n, name in enumerate(names, start=2)}
         for name in names:
-            for link in (
-                self.network.link(BROKER_HOST, self.hosts[name]),
-                self.network.link(self.hosts[name], BROKER_HOST),
-            ):
+            way = BROKER_HOST, self.hosts[name]
+            for link in (self.network.link(*way), self.network.link(*reversed(way))):
                 link.delay_s, link.bytes_per_s = self.plan.delay_s, self.plan.bytes_per_s
         self.processes = {}
         self.sequences = defaultdict(int)
         self.epoch = self.fragment_version = 0
-        self.pause_s = 1.0  # of an island between two arrays
+        self.pause_s, self.ask_s = 1.0, 3.0  # of an island between two arrays, of a client between two requests
+        self.published = {}  # (island, number of its array) -> the version that was made of it
         self.sent = defaultdict(int)  # island -> number of its last array
         self.acknowledged = defaultdict(dict)  # island -> number -> when it was told that it has come
         self.held = defaultdict(dict)  # island -> version -> when it came
@@ -178,7 +182,7 @@ class World:
             begun = {name: self.sent[name] for name in islands}
             well = lambda: all(self._done(name) >= begun[name] + 2 for name in islands)  # noqa: E731
             assert self._until(TROUBLE_S + REPAIR_S, well), f"no traffic after the faults: {self._state()}"
-            self.pause_s = 0.05
+            self.pause_s, self.ask_s = 0.05, 30.0
             for name in islands:
                 self.took_s[name].clear()
             last = {name: self.sent[name] + LAST for name in islands}
@@ -192,17 +196,9 @@ class World:
     @property
     def _soon_s(self) -> float:
         """Within which an array and a version of it have gone over, all islands at once."""
-        rate = self.plan.bytes_per_s
-        link_s = 8.0 * self.plan.islands * self.plan.elements / rate if rate else 0.0
-        trips = 60 if self.plan.delay_s[1] > 0.01 else 30
-        turns = 300 if self.plan.turn_s[1] > 1e-3 else 0
-        return (
-            SOON_S
-            + 3 * link_s
-            + trips * 2 * self.plan.delay_s[1]
-            + turns * self.plan.turn_s[1]
-            + 8 * self.plan.job_s[1]
-        )
+        plan = self.plan
+        link_s = 24.0 * plan.islands * plan.elements / plan.bytes_per_s if plan.bytes_per_s else 0.0
+        return SOON_S + link_s + 60 * plan.delay_s[1] + 300 * plan.turn_s[1] + 8 * plan.job_s[1]
 
     def _done(self, name):
         return max(self.acknowledged[name], default=0)
@@ -276,7 +272,7 @@ class Client:
             for channel in Channel
         }
         self.news = asyncio.Event()
-        self.to_publish = 0
+        self.to_publish = {}
         if not self.island:
             world.epoch += 1
 
@@ -326,7 +322,7 @@ class Client:
                 await self.say(m.Want(versions=(self.newest,)), BROKER)
             else:
                 await self.say(m.AttachBulk(shard=0, epoch=self.world.epoch, shards=1), BROKER)
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(self.world.ask_s)
 
     async def _hand_over(self):
         """Hands over one array after the other, each again until it has come and a version of it is back."""
@@ -345,6 +341,9 @@ class Client:
                             self.news.clear()
                 except TimeoutError:
                     pass
+            while self.newest < world.published.get((name, number), self.newest + 1):
+                self.news.clear()
+                await self.news.wait()
             world.took_s[name].append(clocks.monotonic() - began_s)
             await asyncio.sleep(world.pause_s)
 
@@ -355,6 +354,8 @@ class Client:
             self.news.clear()
             self.world.fragment_version += 1
             number = self.world.fragment_version
+            self.world.published |= dict.fromkeys(self.to_publish, number)
+            self.to_publish.clear()
             values = array("version", number, self.world.plan.elements)
             await self.say(version(values, number, self.world.epoch), BROKER)
 
@@ -372,7 +373,9 @@ class Client:
                 case m.Contribution() as got:
                     number = got.steps.from_step
                     check_array(got.payload, envelope.sender, number, self.world.plan.elements)
-                    self.news.set()
+                    if (envelope.sender, number) not in self.world.published:
+                        self.to_publish[envelope.sender, number] = None
+                        self.news.set()
                     state = relay_bench.fleet_state(epoch=self.world.epoch)
                     await self.say(replace(state, trained_tokens=number), envelope.sender)
                 case m.FleetState() as got:
@@ -381,9 +384,25 @@ class Client:
                 case m.Version() as got:
                     check_array(got.payload, "version", got.fragment_version, self.world.plan.elements)
                     self.world.held[self.name][got.fragment_version] = clocks.monotonic()
+                    self.news.set()
                     await self.say(m.Want(versions=(self.newest,)), BROKER)
+                case m.Attached() as got if got.versions[0] < self.world.fragment_version:
+                    self.news.set()  # the broker has lost the newest version
                 case _:
                     pass
+
+
+class Log(logging.Handler):
+    """Prints what the processes of a world log, with their time and name."""
+
+    def __init__(self, virtual):
+        super().__init__()
+        self._virtual = virtual
+
+    def emit(self, record):
+        """Prints one record."""
+        running = self._virtual.running
+        print(f"{self._virtual.now_s:10.4f} {running.name if running else '':10} {record.getMessage()}")
 
 
 def run(seed: int) -> World:
@@ -394,3 +413,10 @@ def run(seed: int) -> World:
     except AssertionError as err:
         raise AssertionError(f"seed {seed}: {err}") from err
     return world
+
+
+if __name__ == "__main__":  # python3 -m tests.sim.broker_world SEED
+    seen = World(int(sys.argv[1]))
+    logging.basicConfig(level=logging.INFO, handlers=[Log(seen.virtual)])
+    print(seen.plan)
+    seen.run()

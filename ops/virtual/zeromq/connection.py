@@ -22,8 +22,6 @@ from ops.virtual.zeromq.pipe import Pipe
 Core = Any
 #: Bytes of what TCP and ZeroMQ say to each other beside messages.
 CONTROL_BYTES = 64
-#: The thread that sends is awake this long after a message has been put into an empty pipe.
-IO_S = 2e-5
 #: Wrong keys end a connection for good, as ZeroMQ has it; a key that is not allowed is tried again.
 NULL, CURVE = b"NULL", b"CURVE"
 
@@ -93,7 +91,8 @@ class End(Inlet):
         """Takes a message of the socket; it is lost if the connection has ended without the socket's notice."""
         if self.outbox.write(frames) and not self._woken:
             self._woken = True
-            self.network.virtual.after(IO_S, self._pump)
+            virtual = self.network.virtual
+            virtual.after(virtual.between(self.host, "io", *self.network.io_s), self._pump)
 
     def _pump(self) -> None:
         self._woken = False

@@ -209,9 +209,8 @@ class Context:
 
     def term(self) -> None:
         """Ends it: libzmq would wait here for a socket that is open."""
-        assert not self.process.alive or all(each.core.closed for each in self._sockets), (
-            "a socket is still open: term would wait for ever"
-        )
+        closed = all(each.core.closed for each in self._sockets)
+        assert closed or not self.process.alive, "a socket is still open: term would wait for ever"
 
     def ask_zap(self, key: str | bytes | None, answer: Callable[[bytes, bytes], None]) -> None:
         """Asks this process whether a connection is welcome; ``answer`` takes status and user id."""
