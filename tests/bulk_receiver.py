@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from broker.chunks import heads
-from broker.chunks.kept import Kept
+from broker.chunks import chunk_heads
 from broker.chunks.memory import ReusedMemory
+from broker.chunks.partial_messages import PartialMessages
 from broker.chunks.receiving import Inflow, Refused
 from broker.wire.codec import decode
 from broker.wire.headers import Limits
@@ -21,7 +21,7 @@ class BulkReceiver:
     """
 
     def __init__(self, router):
-        self._router, self._flows, self._kept = router, {}, Kept(1 << 30)
+        self._router, self._flows, self._kept = router, {}, PartialMessages(1 << 30)
         self.nbytes, self.largest, self.resumed = 0, 0, []
 
     def broken(self):
@@ -47,15 +47,15 @@ class BulkReceiver:
     async def step(self):
         """Takes what comes next; returns the routing id of its connection, and the message that is whole with it."""
         peer, first, *frames = await self._router.recv_multipart()
-        if not heads.is_head(first):
+        if not chunk_heads.is_head(first):
             return peer, decode([first, *frames])
         self.nbytes += sum(map(len, frames))
         self.largest = max([self.largest, *map(len, frames)])
         into = self._flows.setdefault(peer, Inflow(Limits(), ReusedMemory(0)))
-        answers, found = into.take_in(heads.read(first), frames, self._kept)
+        answers, found = into.take_in(chunk_heads.read(first), frames, self._kept)
         for answer in answers:
-            self.resumed.append(heads.read(answer).offset)
+            self.resumed.append(chunk_heads.read(answer).offset)
             await self._router.send_multipart([peer, answer])
-        await self._router.send_multipart([peer, heads.packed(into.credit())])
+        await self._router.send_multipart([peer, chunk_heads.packed(into.credit())])
         # What is refused continues a message that an earlier connection has left.
         return peer, next((decode(each) for each in found if not isinstance(each, Refused)), None)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.base.errors import RemoteProtocolError
-from broker.chunks.heads import Ask, Chunk, Credit, Resume, packed
-from broker.chunks.kept import LEAST_BYTES, Kept, Partial, key_in
+from broker.chunks.chunk_heads import Ask, Chunk, Credit, Resume, packed
 from broker.chunks.memory import Joined, Opened, ReusedMemory, fresh
+from broker.chunks.partial_messages import LEAST_BYTES, Partial, PartialMessages, key_in
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Reason
 from broker.wire.messages.scattered import Scattered
@@ -75,7 +75,7 @@ class Inflow:
         self._received[subflow] = 0
 
     def take_in(
-        self, head: Chunk | Ask, frames: Sequence[Buffer], kept: Kept | None, subflow: int = 0
+        self, head: Chunk | Ask, frames: Sequence[Buffer], kept: PartialMessages | None, subflow: int = 0
     ) -> tuple[list[bytes], list[list[Buffer] | Refused]]:
         """Takes in a chunk, or a question, that came over a connection; over several, whatever is due with it.
 
@@ -119,7 +119,7 @@ class Inflow:
         """Transfer and offset of the chunk that is due."""
         return (self._transfer + 1, 0) if self._whole else (self._transfer, self._offset)
 
-    def _answer(self, ask: Ask, frames: Sequence[Buffer], kept: Kept | None) -> Resume:
+    def _answer(self, ask: Ask, frames: Sequence[Buffer], kept: PartialMessages | None) -> Resume:
         """Says how much of a message with this header earlier connections left; its chunks go on from there."""
         self._begin(Chunk(ask.transfer, ask.total, 0, 0))
         header = memoryview(frames[0]).cast("B") if frames else memoryview(b"")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker.chunks.heads import Ask, Chunk, Credit, Resume, packed
+from broker.chunks.chunk_heads import Ask, Chunk, Credit, Resume, packed
 from broker.chunks.meter import SendingMeter
 from broker.chunks.subflow import MOST_UNDER_WAY_BYTES, Subflow
 from broker.wire.headers import Buffer

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from broker.chunks.heads import Credit
+from broker.chunks.chunk_heads import Credit
 
 Piece = TypeVar("Piece")
 

@@ -18,8 +18,8 @@ from enum import Enum, auto
 from typing import TypeVar
 
 from broker.base.errors import RemoteProtocolError
-from broker.chunks import heads
-from broker.chunks.kept import Kept, key_for
+from broker.chunks import chunk_heads
+from broker.chunks.partial_messages import PartialMessages, key_for
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow, is_urgent
 from broker.chunks.subflow import MOST_SUBFLOWS
@@ -76,7 +76,7 @@ class Bonds:
         """Returns a connection of a flow."""
         return self._others[first][subflow] if subflow else first
 
-    def bind(self, peer: bytes, bond: heads.Bond, key: str) -> bool:
+    def bind(self, peer: bytes, bond: chunk_heads.Bond, key: str) -> bool:
         """Handles a connection's introduction, under a public key; returns whether it is accepted."""
         name = key, bond.nonce
         if bond.subflow == 0:
@@ -126,7 +126,7 @@ class Flows:
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
         self._overtaken: Counter[int] = Counter()  # descriptors that others have, while an end is yet to be told
         self._gone: dict[bytes, None] = {}  # routing ids of connections that have ended, the latest last
-        self._kept: dict[str, Kept] = {}  # by public key
+        self._kept: dict[str, PartialMessages] = {}  # by public key
         self._begun: dict[int, None] = {}  # payloads that connections which ended have sent in part, the latest last
         self._untold: list[Unreachable] = []  # what the relay is yet to hear
         self.full: set[bytes] = set()
@@ -144,7 +144,7 @@ class Flows:
             The messages that are whole now, and why something is not taken in.
         """
         first = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
-        chunked = heads.is_head(first)
+        chunked = chunk_heads.is_head(first)
         if peer in self._gone:  # what was still to be read of a connection when its end was told
             return [] if chunked else [frames]
         if fd is not None and (known := self._behind.get(fd)) != peer:
@@ -155,21 +155,21 @@ class Flows:
         if not chunked:
             return [frames]
         try:
-            head = heads.read(first)
+            head = chunk_heads.read(first)
         except RemoteProtocolError as err:
             return [Refused(err, [])]
-        if isinstance(head, heads.Bond):
+        if isinstance(head, chunk_heads.Bond):
             self._bind(peer, head, key)
             return []
         main, subflow = self._bonds.place_of(peer)
         flow = self._of(main)
         flow.key = key
         match head:
-            case heads.Credit():
+            case chunk_heads.Credit():
                 flow.out.credited(head, now_s, subflow)
-            case heads.Resume():
+            case chunk_heads.Resume():
                 flow.out.resume(head)
-            case heads.Ask() | heads.Chunk():
+            case chunk_heads.Ask() | chunk_heads.Chunk():
                 flow.owes_credit.add(subflow)
                 kept = self._kept.get(key)
                 before = kept.nbytes if kept is not None else 0
@@ -180,7 +180,7 @@ class Flows:
                 return found
         return []
 
-    def _bind(self, peer: bytes, bond: heads.Bond, key: str) -> None:
+    def _bind(self, peer: bytes, bond: chunk_heads.Bond, key: str) -> None:
         """A connection says that it is one of several; it is told so where it is from now on."""
         has_carried = bond.subflow > 0 and peer in self._flows  # a flow of its own, which would be left behind
         if has_carried or not self._bonds.bind(peer, bond, key):
@@ -188,7 +188,7 @@ class Flows:
         flow = self._of(self.first_of(peer))
         if bond.subflow:
             flow.incoming.spread(bond.subflow)
-        flow.owed.append((bond.subflow, heads.packed(bond)))
+        flow.owed.append((bond.subflow, chunk_heads.packed(bond)))
 
     @property
     def partial_bytes(self) -> int:
@@ -248,7 +248,7 @@ class Flows:
             if subflow:  # it knows now that chunks may come over it
                 flow.out.spread(subflow)
         for subflow in tuple(flow.owes_credit):
-            credit = heads.packed(flow.incoming.credit(subflow))
+            credit = chunk_heads.packed(flow.incoming.credit(subflow))
             if self._put(self._bonds.route(peer, subflow), [credit]) is not Put.FULL:
                 flow.owes_credit.discard(subflow)
         while (step := flow.out.next()) is not None:
@@ -304,7 +304,7 @@ class Flows:
             del self._begun[next(iter(self._begun))]
         cut_off = flow.incoming.cut_off()
         if cut_off is not None:
-            kept = self._kept.setdefault(flow.key, Kept(self._limits.max_message_bytes))
+            kept = self._kept.setdefault(flow.key, PartialMessages(self._limits.max_message_bytes))
             before = kept.nbytes
             kept.keep(*cut_off, now_s)
             self._kept_bytes += kept.nbytes - before

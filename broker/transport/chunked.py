@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from broker.base.errors import RemoteProtocolError
-from broker.chunks import heads
-from broker.chunks.heads import Bond, packed
-from broker.chunks.kept import Kept
+from broker.chunks import chunk_heads
+from broker.chunks.chunk_heads import Bond, packed
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
+from broker.chunks.partial_messages import PartialMessages
 from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Inflow, Refused
 from broker.chunks.sending import Outflow, Transfer
 from broker.chunks.subflow import LONGEST_STALL_S
@@ -103,7 +103,7 @@ class Chunked:
         self._put, self._limits, self._others = put, limits, others
         self._memory = ReusedMemory(SPARE_FRAMES, SPARE_BYTES)
         self._connection = 0
-        self._kept = Kept(limits.max_message_bytes)
+        self._kept = PartialMessages(limits.max_message_bytes)
         self._begun: set[int] = set()  # payloads that other connections have sent in part
         self._stalls = 0  # connections over which nothing came to be noted, one after the other
         self._up, self._down = SendingMeter(), ReceivingMeter()  # of whatever connection there is
@@ -179,29 +179,29 @@ class Chunked:
         """
         self._over(connection, now_s)
         first = memoryview(frames[0]).cast("B")
-        if not heads.is_head(first):
+        if not chunk_heads.is_head(first):
             self.arrived.append(list(frames))
             return
         try:
-            head = heads.read(first)
+            head = chunk_heads.read(first)
         except RemoteProtocolError as err:
             self.arrived.append(Refused(err, []))
             return
-        if not isinstance(head, heads.Bond) and not self._bonding.carries(subflow):
+        if not isinstance(head, chunk_heads.Bond) and not self._bonding.carries(subflow):
             return
         match head:
-            case heads.Credit():
+            case chunk_heads.Credit():
                 self._out.credited(head, now_s, subflow)
                 self._out.delivered()
                 self._stalls = 0
-            case heads.Resume():
+            case chunk_heads.Resume():
                 self._out.resume(head)
-            case heads.Bond():
+            case chunk_heads.Bond():
                 if self._bonding.heard(head, subflow):
                     self._out.spread(subflow)
-            case heads.Ask() | heads.Chunk():
+            case chunk_heads.Ask() | chunk_heads.Chunk():
                 self._owes_credit.add(subflow)
-                if isinstance(head, heads.Chunk):
+                if isinstance(head, chunk_heads.Chunk):
                     nbytes = sum(memoryview(each).nbytes for each in frames[1:])
                     self._down.arrived(nbytes, now_s, goes_on=head.offset > 0)
                 answers, found = self._in.take_in(head, frames[1:], self._kept, subflow)

@@ -25,7 +25,7 @@ from typing import Self
 import zmq
 
 from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
-from broker.chunks.kept import key_for
+from broker.chunks.partial_messages import key_for
 from broker.chunks.receiving import Refused
 from broker.chunks.sending import is_urgent
 from broker.process import clocks, logs

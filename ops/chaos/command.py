@@ -31,7 +31,7 @@ from ops.links.region import TO_REDIS
 from ops.run import local_plan
 from ops.run import report as reporting
 from ops.run.display import Display
-from ops.run.judging import keep
+from ops.run.end_of_run import keep
 from ops.run.local_plan import LocalPlan
 from ops.run.prepare import prepare
 from ops.run.settings import UpConfig, up_config

@@ -24,7 +24,7 @@ from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent
 from ops.processes.supervision import RestartPolicy
 from ops.run.display import Display, Rate, progress_of
-from ops.run.judging import GaveUp
+from ops.run.end_of_run import GaveUp
 from ops.run.local_plan import LocalPlan
 from ops.run.local_run import LocalRun, StatusWatch
 

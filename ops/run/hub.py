@@ -12,7 +12,7 @@ import time
 from broker.process.signals import Signals
 from ops.run import local_plan
 from ops.run.display import Display
-from ops.run.judging import keep
+from ops.run.end_of_run import keep
 from ops.run.local_run import LocalRun
 from ops.run.prepare import prepare_hub
 

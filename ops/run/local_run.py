@@ -36,7 +36,7 @@ from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import find_server, server
 from ops.run import daemons
 from ops.run.display import Display, Rate, progress_of
-from ops.run.judging import POLL_S, GaveUp, export_model, in_short, knows_model, loss_unit
+from ops.run.end_of_run import POLL_S, GaveUp, export_model, in_short, knows_model, loss_unit
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
 from ops.story.curve import Point, sentence

@@ -19,9 +19,9 @@ from ops.dashboard.command import HOST, PORT, check_packages, listen
 from ops.dashboard.plot import FILE, WholeRun, write_report
 from ops.evaluation.curve_file import read_points
 from ops.models.global_model import Which, export
-from ops.run import daemons, explained, local_plan, resume
+from ops.run import daemons, explained_settings, local_plan, resume
 from ops.run.display import Display
-from ops.run.judging import MODEL, SEED, GaveUp, in_short, judge, keep
+from ops.run.end_of_run import MODEL, SEED, GaveUp, in_short, judge, keep
 from ops.run.local_plan import LocalPlan
 from ops.run.local_run import LocalRun
 from ops.run.prepare import prepare
@@ -120,11 +120,11 @@ def _explain(args: argparse.Namespace) -> int:
     """Shows the settings that decide learning, and starts nothing."""
     url = "redis://127.0.0.1:6379"  # of no concern here, as are directory and port
     plan = local_plan.resolve(args, run_dir=Path("run").absolute(), port=1024, redis_url=url, redis_port=None)
-    rows = explained.explained(plan.aggregator)
+    rows = explained_settings.explained(plan.aggregator)
     if args.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
-        Screen().print(explained.render(plan.aggregator.profile, rows))
+        Screen().print(explained_settings.render(plan.aggregator.profile, rows))
     return 0
 
 

@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from broker.base.errors import ConfigError, LocalProtocolError
-from broker.chunks import heads, subflow
-from broker.chunks.heads import Credit, packed
+from broker.chunks import chunk_heads, subflow
+from broker.chunks.chunk_heads import Credit, packed
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.transport.endpoint import AT_A_TIME, Endpoint
@@ -135,7 +135,7 @@ async def test_what_nobody_notes_holds_up_what_is_behind_it_but_nothing_urgent()
         assert not await endpoint.send(envelope(contribution(np.ones(3, np.float32)), sequence=2))
         assert await endpoint.send(envelope(Want(versions=(1,)), sequence=3))
         first = b"\xc1"
-        while heads.is_head(first):
+        while chunk_heads.is_head(first):
             _, first, *_ = await received(router)
         assert decode([first]).sequence == 3
         assert not under_way.done()
@@ -202,7 +202,7 @@ async def test_a_large_message_comes_down_in_chunks_and_is_noted(takes_all, monk
     refused, put = [], Line.put
 
     def puts(line, frames):
-        if takes_all or not heads.is_head(memoryview(frames[0])) or len(refused) == 10:
+        if takes_all or not chunk_heads.is_head(memoryview(frames[0])) or len(refused) == 10:
             return put(line, frames)
         refused.append(frames)
         return False
@@ -220,7 +220,7 @@ async def test_a_large_message_comes_down_in_chunks_and_is_noted(takes_all, monk
                     await router.send_multipart([peer, *step.frames])
                     out.sent(step, 0.0)
                 _, frame = await received(router)
-                out.credited(heads.read(frame), 0.0)
+                out.credited(chunk_heads.read(frame), 0.0)
 
         serving = asyncio.create_task(serve())
         arrived = None

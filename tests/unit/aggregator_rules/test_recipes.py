@@ -18,7 +18,7 @@ from broker.process.demands import contradicted, demands_of, inputs_demanded
 from broker.wire import messages as m
 from broker.wire.fragments import Kind
 from broker.wire.messages import RECIPE, Profile, Recipe, recipe_digest, recipe_of, recipe_table
-from ops.run.explained import explained
+from ops.run.explained_settings import explained
 from tests.aggregator_hand import Desk, notes, of, sent
 
 SETTLED = settle(Recipe())

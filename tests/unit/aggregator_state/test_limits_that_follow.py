@@ -6,7 +6,7 @@ import os
 import pytest
 
 from aggregator.state.model_limits import SECTION_BYTES, least_held_bytes, least_message_bytes, most_held_bytes
-from broker.chunks import heads
+from broker.chunks import chunk_heads
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
 from broker.clients.flows import Flows, Put
@@ -113,8 +113,8 @@ def test_messages_that_are_not_whole_have_room_together_and_the_silent_one_gives
 
     def piece(fd, offset, nbytes, now_s):
         """Of a message of 1000 bytes."""
-        head = heads.Chunk(1, 1000, offset, 1000 - offset - nbytes)
-        return flows.take(b"peer %d" % fd, fd, [heads.packed(head), bytes(nbytes)], now_s)
+        head = chunk_heads.Chunk(1, 1000, offset, 1000 - offset - nbytes)
+        return flows.take(b"peer %d" % fd, fd, [chunk_heads.packed(head), bytes(nbytes)], now_s)
 
     for fd in (1, 2, 3):
         assert piece(fd, 0, 600, fd - 1) == []
@@ -133,7 +133,7 @@ def test_messages_that_are_not_whole_have_room_together_and_the_silent_one_gives
 
 def test_what_memory_does_not_hold_is_refused():
     into = Inflow(Limits(max_message_bytes=1 << 62), ReusedMemory(0))
-    _, (refused,) = into.take_in(heads.Chunk(1, 1 << 61, 0, (1 << 61) - 1), [b"x"], None)
+    _, (refused,) = into.take_in(chunk_heads.Chunk(1, 1 << 61, 0, (1 << 61) - 1), [b"x"], None)
     assert isinstance(refused, Refused)
     assert refused.error.reason is Reason.OVERSIZE
 

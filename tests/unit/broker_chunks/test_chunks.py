@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.base.errors import RemoteProtocolError
-from broker.chunks import heads
-from broker.chunks.heads import Chunk, Credit, Resume, packed
-from broker.chunks.kept import KEPT_S, Kept, Partial, key_in, key_of
+from broker.chunks import chunk_heads
+from broker.chunks.chunk_heads import Chunk, Credit, Resume, packed
 from broker.chunks.memory import ReusedMemory, fresh
+from broker.chunks.partial_messages import KEPT_S, Partial, PartialMessages, key_in, key_of
 from broker.chunks.receiving import CREDIT_BYTES, Inflow, Refused
 from broker.chunks.sending import WHOLE_BYTES, Outflow
 from broker.chunks.subflow import FIRST_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES, MOST_UNDER_WAY_BYTES, STALLED_S
@@ -32,7 +32,7 @@ def inflow(most_bytes=MOST, most_frames=1000, *, in_pieces=False):
 def taken(into, head, frames, kept=None):
     """What becomes of what came over the one connection."""
     answers, found = into.take_in(head, frames, kept)
-    return next(iter([*map(heads.read, answers), *found]), None)
+    return next(iter([*map(chunk_heads.read, answers), *found]), None)
 
 
 def cut(*sizes, seed=0):
@@ -51,10 +51,10 @@ def carried(out, into, now_s=0.0):
     while (step := out.next()) is not None:
         frames = [bytes(memoryview(each)) for each in step.frames]
         out.sent(step, now_s)
-        if not heads.is_head(frames[0]):
+        if not chunk_heads.is_head(frames[0]):
             arrived.append(frames)
             continue
-        head = heads.read(frames[0])
+        head = chunk_heads.read(frames[0])
         chunks.append(head)
         found = taken(into, head, frames[1:])
         if found is not None:
@@ -63,11 +63,11 @@ def carried(out, into, now_s=0.0):
 
 
 def test_heads_are_told_from_messages_and_read_back():
-    for head in (Chunk(3, 1 << 40, 7 << 30, 5), Credit(1 << 40, 2 << 40), heads.Ask(1, 2), Resume(3, 1 << 40)):
-        assert heads.is_head(packed(head))
-        assert heads.read(packed(head)) == head
-    assert not heads.is_head(b"\x8a")
-    assert not heads.is_head(b"")
+    for head in (Chunk(3, 1 << 40, 7 << 30, 5), Credit(1 << 40, 2 << 40), chunk_heads.Ask(1, 2), Resume(3, 1 << 40)):
+        assert chunk_heads.is_head(packed(head))
+        assert chunk_heads.read(packed(head)) == head
+    assert not chunk_heads.is_head(b"\x8a")
+    assert not chunk_heads.is_head(b"")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_heads_are_told_from_messages_and_read_back():
 )
 def test_a_head_that_is_none_is_malformed(frame):
     with pytest.raises(RemoteProtocolError, match="malformed"):
-        heads.read(frame)
+        chunk_heads.read(frame)
 
 
 def window_bytes(out):
@@ -248,12 +248,12 @@ def header(checksums, sequence):
 )
 @examples(40)
 def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes, in_pieces):
-    buffers, kept, sums = cut(*sizes), Kept(MOST), [7 + i for i in range(len(sizes))]
+    buffers, kept, sums = cut(*sizes), PartialMessages(MOST), [7 + i for i in range(len(sizes))]
     total = sum(sizes)
     out, into = Outflow(), inflow(in_pieces=in_pieces)
     out.put([header(sums, 1), *buffers], key=key_of(sums))
     while (step := out.next()) is not None and into.credit().received < until_bytes:
-        taken(into, heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]])
+        taken(into, chunk_heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]])
         out.sent(step, 0.0)
         out.credited(into.credit(), 0.1)
     if into.credit().received == 0 or into.partial_bytes == 0:
@@ -266,9 +266,9 @@ def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes,
     again.put([header(sums, 2), *buffers], key=key_of(sums), asks=True)
     arrived = None
     while (step := again.next()) is not None:
-        head, frames = heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]]
+        head, frames = chunk_heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]]
         again.sent(step, 0.0)
-        if isinstance(head, heads.Ask):
+        if isinstance(head, chunk_heads.Ask):
             again.resume(taken(into, head, frames, kept))
         else:
             arrived = taken(into, head, frames) or arrived
@@ -279,7 +279,7 @@ def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes,
 
 
 def test_what_is_kept_is_bounded_and_forgotten():
-    kept = Kept(100)
+    kept = PartialMessages(100)
     for key in range(3):
         kept.keep(key, Partial([b""], None, 40, 50), float(key))
     assert kept.nbytes == 80
@@ -296,7 +296,7 @@ def test_an_answer_that_makes_no_sense_goes_on_from_the_header():
     out.sent(out.next(), 0.0)
     for answer in (Resume(2, 100), Resume(1, 5_000_000)):
         out.resume(answer)
-    assert heads.read(out.next().frames[0]).offset == len(frames[0])
+    assert chunk_heads.read(out.next().frames[0]).offset == len(frames[0])
     assert transfer.sent_bytes == len(frames[0])
 
 

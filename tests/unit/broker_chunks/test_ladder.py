@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.chunks.choices import BYTES, SHARES, Demand, Ladder, Level, LinkChoice, VersionCodec
-from broker.chunks.heads import Credit
+from broker.chunks.chunk_heads import Credit
 from broker.chunks.meter import SAMPLES, Link, RateMeter, ReceivingMeter, SendingMeter
 from broker.chunks.sending import Outflow
 from broker.wire.messages import Codec, LinkUse, Pacing, Recipe

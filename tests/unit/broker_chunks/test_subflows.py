@@ -6,8 +6,8 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.chunks import heads
-from broker.chunks.heads import Bond, Chunk, Credit, packed
+from broker.chunks import chunk_heads
+from broker.chunks.chunk_heads import Bond, Chunk, Credit, packed
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import CREDIT_BYTES, MOST_EARLY_BYTES, Inflow
 from broker.chunks.sending import Outflow
@@ -85,7 +85,7 @@ class Ways:
     def take(self, subflow):
         """One chunk arrives and is noted; returns its bytes."""
         first, *frames = self.steps[subflow].popleft()
-        _, found = self.into.take_in(heads.read(first), frames, None, subflow)
+        _, found = self.into.take_in(chunk_heads.read(first), frames, None, subflow)
         self.arrived += [[bytes(memoryview(each)) for each in message] for message in found]
         self.now_s += 0.01
         self.out.credited(self.into.credit(subflow), self.now_s, subflow)
@@ -177,7 +177,7 @@ def test_nothing_goes_over_a_connection_before_it_is_told_that_it_is_one_of_the_
     outcome, put = {b"b": Put.FULL}, []
 
     def hand_over(peer, frames):
-        put.append((peer, heads.read(bytes(frames[0]))))
+        put.append((peer, chunk_heads.read(bytes(frames[0]))))
         return outcome.get(peer, Put.TAKEN)
 
     flows = Flows(hand_over, Limits())
@@ -201,8 +201,8 @@ anything = st.one_of(
     st.builds(Bond, few, few),
     st.builds(Credit, st.integers(0, 3000), st.integers(0, 1 << 20)),
     st.builds(Chunk, few, st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 1000)),
-    st.builds(heads.Ask, few, st.integers(0, 3000)),
-    st.builds(heads.Resume, few, st.integers(0, 3000)),
+    st.builds(chunk_heads.Ask, few, st.integers(0, 3000)),
+    st.builds(chunk_heads.Resume, few, st.integers(0, 3000)),
 )
 
 
@@ -232,7 +232,9 @@ def test_whatever_peers_say_over_several_connections_does_no_harm(said):
 def test_a_chunk_that_overtakes_the_answer_over_another_connection_waits_for_those_before_it():
     """The broker spreads chunks as soon as it has answered, and the answer is still on its way."""
     said = []
-    chunked = Chunked(lambda frames, subflow: said.append(heads.read(frames[0])) or True, DEFAULT_LIMITS, others=1)
+    chunked = Chunked(
+        lambda frames, subflow: said.append(chunk_heads.read(frames[0])) or True, DEFAULT_LIMITS, others=1
+    )
     chunked.bind(1, {0: 1}, 0.0)
     chunked.take_in([packed(said[-1])], 1, 0.0)
     assert chunked.bind(1, {0: 1, 1: 1}, 0.0)

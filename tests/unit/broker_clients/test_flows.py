@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from broker.chunks import heads
+from broker.chunks import chunk_heads
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow
@@ -42,14 +42,14 @@ class Line:
         while self.frames:
             first, *frames = self.frames.pop(0)
             found = [[first, *frames]]
-            if heads.is_head(first):
-                head = heads.read(first)
-                found = self.into.take_in(head, frames, None)[1] if isinstance(head, heads.Chunk) else []
+            if chunk_heads.is_head(first):
+                head = chunk_heads.read(first)
+                found = self.into.take_in(head, frames, None)[1] if isinstance(head, chunk_heads.Chunk) else []
             self.came += [decode(each).sequence for each in found]
 
     def credit(self, now_s=0.1):
         """It says what it has; returns what becomes of that."""
-        assert self.flows.take(PEER, 7, [heads.packed(self.into.credit())], now_s) == []
+        assert self.flows.take(PEER, 7, [chunk_heads.packed(self.into.credit())], now_s) == []
         return self.flows.go_on(PEER, now_s)
 
 
@@ -139,7 +139,7 @@ def test_a_tensor_in_chunks_is_passed_on_where_its_pieces_lie(line):
             found += line.flows.take(PEER, 7, frames, 0.0)
             line.flows.go_on(PEER, 0.0)
         for first, *_ in line.frames:  # only then: what is held up by the window widens it
-            out.credited(heads.read(first), 0.0)
+            out.credited(chunk_heads.read(first), 0.0)
         line.frames.clear()
     ((_, tensor),) = found
     large = {id(each) for each in came if len(each) >= LEAST_PIECE_BYTES}
@@ -154,7 +154,7 @@ def test_what_a_connection_cut_off_on_its_way_in_is_asked_for_and_goes_on(line):
     for frames in steps(out, 0.0):
         line.flows.take(PEER, 7, frames, 0.0, "hers")
         for first, *_ in line.frames:
-            out.credited(heads.read(first), 0.0)
+            out.credited(chunk_heads.read(first), 0.0)
         line.flows.go_on(PEER, 0.0)
         if out.given_bytes > 4 << 20:
             break
@@ -168,10 +168,10 @@ def test_what_a_connection_cut_off_on_its_way_in_is_asked_for_and_goes_on(line):
         (question,) = steps(out, 2.0)  # no more until it is answered
         line.flows.take(peer, 8, question, 2.0, key)
         line.flows.go_on(peer, 2.0)
-        answer = heads.read(line.frames[0][0])
+        answer = chunk_heads.read(line.frames[0][0])
         assert (answer.offset > 4 << 20) == there
         out.resume(answer)
-        assert heads.read(out.next().frames[0]).offset == answer.offset
+        assert chunk_heads.read(out.next().frames[0]).offset == answer.offset
         line.flows.ended(8, 2.0)
 
 
@@ -180,7 +180,7 @@ def test_what_a_connection_cut_off_on_its_way_out_asks_over_the_next_one(line):
     line.flows.ended(7, 1.0)
     line.frames.clear()
     line.flows.send(version(2, 8 << 20, peer=b"next"), 1.0)
-    assert isinstance(heads.read(line.frames[0][0]), heads.Ask)
+    assert isinstance(chunk_heads.read(line.frames[0][0]), chunk_heads.Ask)
 
 
 def test_a_descriptor_may_be_anothers_before_an_end_is_told_and_that_is_not_the_others_end(line):
@@ -200,8 +200,8 @@ def test_a_descriptor_may_be_anothers_before_an_end_is_told_and_that_is_not_the_
 
 
 def test_chunks_that_are_wrong_are_refused_and_say_whose_they_were(line):
-    head = heads.Chunk(1, 1 << 40, 0, 0)
-    for frames in ([heads.packed(head), b"x"], [b"\xc1?"]):
+    head = chunk_heads.Chunk(1, 1 << 40, 0, 0)
+    for frames in ([chunk_heads.packed(head), b"x"], [b"\xc1?"]):
         (found,) = line.flows.take(PEER, 7, frames, 0.0)
         assert isinstance(found, Refused)
 
@@ -240,7 +240,7 @@ def test_credit_that_a_connection_did_not_take_is_given_again_soon():
     assert chunked.full, "its sender may wait for that alone"
     takes.append(True)
     chunked.go_on(1, 0.0)
-    (credit,) = map(heads.read, given)
-    assert isinstance(credit, heads.Credit)
+    (credit,) = map(chunk_heads.read, given)
+    assert isinstance(credit, chunk_heads.Credit)
     assert credit.received == sum(map(len, first[1:]))
     assert not chunked.full

@@ -7,8 +7,8 @@ import pytest
 from aggregator.store.layout import model_path
 from broker.base.errors import Unavailable
 from broker.process.signals import Interrupted
-from ops.run import judging, local_run
-from ops.run.judging import EXPORT, GaveUp
+from ops.run import end_of_run, local_run
+from ops.run.end_of_run import EXPORT, GaveUp
 from ops.run.local_run import LocalRun
 
 
@@ -40,12 +40,12 @@ def test_a_failing_export_is_said_with_the_command_for_later_and_costs_the_run_n
     run.export_model(({}, {}), display, None)
     assert run.exported == ""
     assert f"the model is not exported (later: atoll export {tmp_path} --hf DIR): " in display[0]
-    assert run.undone == [judging.in_short(display[0])]
+    assert run.undone == [end_of_run.in_short(display[0])]
 
 
 def test_it_is_exported_only_where_islands_have_brought_the_files_and_in_place_of_an_older_one(tmp_path, monkeypatch):
     ran = []
-    monkeypatch.setattr(judging, "run_to_the_end", lambda specs, *_: ran.extend(specs))
+    monkeypatch.setattr(end_of_run, "run_to_the_end", lambda specs, *_: ran.extend(specs))
     run = run_in(tmp_path)
     run.export_model(({}, {}), Said(), None)
     assert (run.exported, ran) == ("", [])

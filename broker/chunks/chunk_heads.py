@@ -1,7 +1,7 @@
-"""The first frame of a chunk, of a credit, and of what is said of connections. Pure.
+"""The first frames of chunks and of the messages that control them: credit, resuming, bonding. Pure.
 
 Other messages begin with a map of msgpack (:mod:`broker.wire.headers`), which never has the byte 0xC1 at its start. So
-one look at the first byte tells what came.
+the first byte tells the two apart.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _FOUR, _TWO = struct.Struct(">BcQQQQ"), struct.Struct(">BcQQ")
 
 
 class Chunk(NamedTuple):
-    """Says which part of which message the frames behind it are.
+    """Announces which part of which message the frames behind it are.
 
     Attributes:
         transfer: Number of the message among those that this end has sent in chunks over this connection, from 1.
         total: Bytes of all its frames together.
-        offset: Of them, those in chunks before.
-        rest: Bytes of the last frame of this chunk that come with the next one; 0: it is whole.
+        offset: Bytes of the message in earlier chunks.
+        rest: Bytes of the last frame of this chunk that come with the next one; 0: the frame is whole.
     """
 
     transfer: int
@@ -33,16 +33,16 @@ class Chunk(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """Says how many bytes of chunks have come over this connection, and how many may, without a later one."""
+    """Reports bytes of chunks received over this connection, and the total up to which the sender may go."""
 
     received: int
     limit: int
 
 
 class Ask(NamedTuple):
-    """Asks how much of a message is here of an earlier connection; its header is the frame behind.
+    """Asks how much of a message an earlier connection has brought; the frame behind is its header.
 
-    Both numbers are those of its chunks, which follow the answer.
+    Both numbers are those of the chunks that follow the answer.
     """
 
     transfer: int
@@ -57,11 +57,11 @@ class Resume(NamedTuple):
 
 
 class Bond(NamedTuple):
-    """Says that this connection is one of several for the chunks of one flow; the broker echoes it.
+    """Declares this connection one of several for the chunks of one flow; the broker echoes it.
 
     Attributes:
-        nonce: Of the flow, drawn by the client.
-        subflow: Number of this connection; 0 is the one that came first, which stands for all of them.
+        nonce: Identifies the flow; drawn by the client.
+        subflow: Number of this connection; 0 is the first one, which represents all of them.
     """
 
     nonce: int
@@ -74,17 +74,17 @@ _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 
 
 def packed(head: Head) -> bytes:
-    """Returns the first frame that says this."""
+    """Returns a head as a frame."""
     return (_FOUR if isinstance(head, Chunk) else _TWO).pack(MARK, _LETTERS[type(head)], *head)
 
 
 def is_head(frame: bytes | memoryview) -> bool:
-    """Whether a message with this first frame is one of these, and no message of its own."""
+    """Whether a first frame is a head, and not the header of a whole message."""
     return len(frame) > 0 and frame[0] == MARK
 
 
 def read(frame: bytes | memoryview) -> Head:
-    """Returns what a first frame says, of which :func:`is_head` is true; raises RemoteProtocolError."""
+    """Reads a frame for which :func:`is_head` is true; raises RemoteProtocolError if malformed."""
     kind = _KINDS.get(bytes(frame[1:2]))
     form = _FOUR if kind is Chunk else _TWO
     if kind is None or len(frame) != form.size:

@@ -23,11 +23,11 @@ class Explained:
 
     Attributes:
         setting: Its name.
-        value: That of the run, None while it is open.
+        value: Its value in the run, None while it is open.
         source: ``given``, ``profile``, ``default``, ``inner optimizer``, or ``codec``, which versions follow.
         default: Without a profile; None where the inner optimizer or ``codec`` decides.
-        paper: That of profile ``paper``.
-        why: Why our default is not the paper's; empty where it is.
+        paper: Its value in profile ``paper``.
+        why: Why our default differs from the paper's; empty if it does not.
     """
 
     setting: str
@@ -56,7 +56,7 @@ def explained(recipe: Recipe) -> list[Explained]:
 
 
 def render(profile: Profile, rows: Sequence[Explained]) -> RenderableType:
-    """Returns them as a table for people."""
+    """Returns the settings as a table for people."""
     columns = (
         Column("setting", number=False),
         Column("this run", number=False),

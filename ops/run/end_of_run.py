@@ -1,4 +1,4 @@
-"""The end of a local run: the model before and after is evaluated, and the report is kept and said."""
+"""The end of a local run: evaluates and exports the model, writes and prints the report."""
 
 from __future__ import annotations
 

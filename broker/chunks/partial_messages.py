@@ -1,7 +1,7 @@
-"""What came of messages that a broken connection cut off, for the next one to go on from. Pure.
+"""Partial messages of broken connections, so that the next connection can resume them. Pure.
 
-A payload is known by the checksums of its buffers, whoever sends it under whatever number. Who sends one again of which
-a part has gone asks first how much is here. All of it is checked against its checksums in the end, like any other.
+A payload is known by the checksums of its buffers, not by its sender or number. Before a sender repeats a payload of
+which a part was sent, it asks how much is here. In the end the whole is checked against its checksums, like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from broker.wire.schema import Unfit
 
 #: Payloads below this are sent again as a whole: that takes no longer than asking.
 LEAST_BYTES = 1 << 20
-#: What nobody asks for is forgotten after this.
+#: A part for which nobody asks is forgotten after this.
 KEPT_S = 120.0
 
 
@@ -39,13 +39,13 @@ def key_of(checksums: Iterable[int]) -> int:
 
 
 def key_for(message: Message, nbytes: int) -> int:
-    """Returns the name of a message's payload; 0 if it has none, or is too small to go on with."""
+    """Returns the name of a message's payload; 0 if it has none, or one too small to be resumed."""
     payload = getattr(message, "payload", ())
     return key_of(each.checksum for each in payload) if nbytes >= LEAST_BYTES and payload else 0
 
 
 def key_in(header: Buffer, limits: Limits) -> int | None:
-    """Returns the name of the payload that a header announces; None if it is no header, or announces none."""
+    """Returns the name of the payload that a header announces; None if it announces none."""
     try:
         buffers = headers.read([headers.view(header)], limits).get("buffers")
         return key_of(each["checksum"] for each in buffers) if buffers else None
@@ -53,8 +53,8 @@ def key_in(header: Buffer, limits: Limits) -> int | None:
         return None
 
 
-class Kept:
-    """Partial payloads, of one peer or all without keys; beyond ``most_bytes`` the oldest are forgotten."""
+class PartialMessages:
+    """Partial payloads of one peer, or of all without a key; above ``most_bytes`` the oldest are dropped."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -62,11 +62,11 @@ class Kept:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are here."""
+        """Bytes of all partial payloads."""
         return sum(partial.nbytes for partial, _ in self._partial.values())
 
     def keep(self, key: int, partial: Partial, now_s: float) -> None:
-        """Takes in what a connection has left."""
+        """Adds a payload that a broken connection has left partial, and drops those that are too old."""
         self._partial.pop(key, None)
         self._partial[key] = partial, now_s
         for old, (_, since_s) in list(self._partial.items()):
@@ -74,6 +74,6 @@ class Kept:
                 del self._partial[old]
 
     def take(self, key: int | None, total: int) -> Partial | None:
-        """Returns what is here of a payload of so many bytes, and forgets it; None for nothing."""
+        """Removes and returns the part of a payload of ``total`` bytes; None if there is none."""
         partial, _ = self._partial.pop(key, (None, 0.0)) if key is not None else (None, 0.0)
         return partial if partial is not None and partial.total == total else None
