@@ -5,7 +5,7 @@ part in. A round that is left out costs nothing but time: its steps are in the n
 
 *Down* a version is what islands hold once they have added its difference, so it is the same bits for all of them, and
 one number format serves the whole fleet (:class:`VersionCodec`): that of the recipe, unless a live island's link is too
-narrow for it. Who cannot take every version even so gets the newest one whenever there is room
+narrow for it. An island that still cannot take every version gets the newest one whenever there is room
 (:mod:`broker.routing.deliveries`).
 
 The choices are a ladder: the number format of the recipe, narrower ones, and then the narrowest in ever fewer rounds.
@@ -37,38 +37,38 @@ SHARES: Final = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
 FULL: Final = 0.8
 ROOMY: Final = 0.6
 HALF: Final = 0.5
-#: For so long it must hold before a level is left, for a narrower and for a wider one.
+#: How long that must hold before a level is left, for a narrower and for a wider one.
 NARROWER_AFTER_S: Final = 2.0
 WIDER_AFTER_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What is sent: elements in a number format, in a share of the rounds."""
+    """One step of the ladder: number format and share of the rounds."""
 
     codec: Codec
     share: float = 1.0
 
     @property
     def price(self) -> float:
-        """Bytes for each element that rounds ask for."""
+        """Bytes sent for each element that rounds ask for."""
         return BYTES[self.codec] * self.share
 
 
 class Demand:
-    """Elements that rounds ask for in a second: those of the last two intervals of every fragment."""
+    """Elements per second that rounds ask for, measured over the last two intervals of every fragment."""
 
     def __init__(self, fragments: int) -> None:
         self._asked: deque[tuple[float, int]] = deque(maxlen=2 * fragments + 1)
         self._fragments = fragments
 
     def asked(self, elements: int, now_s: float) -> None:
-        """A round of a fragment has begun."""
+        """Notes that a round of a fragment has begun."""
         self._asked.append((now_s, elements))
 
     @property
     def elements_per_s(self) -> float | None:
-        """The rate; None until every fragment was asked for."""
+        """The rate; None until every fragment had a round."""
         if len(self._asked) <= self._fragments or self._asked[-1][0] <= self._asked[0][0]:
             return None
         first_s, first = self._asked[0]
@@ -86,9 +86,9 @@ class Ladder:
         self._tight_since_s = self._wide_since_s = math.inf
 
     def look(self, bytes_per_s: float | None, elements_per_s: float | None, now_s: float) -> bool:
-        """Moves to the level that suits the rates of link and rounds; returns True if it is another one.
+        """Moves to the level that suits the rates of link and rounds; returns True if the level changed.
 
-        A rate that is not known changes nothing.
+        While a rate is unknown nothing changes.
         """
         if bytes_per_s is None or elements_per_s is None:
             self._tight_since_s = self._wide_since_s = math.inf
@@ -108,15 +108,15 @@ class Ladder:
         return found != before
 
     def _first(self, part: float, bytes_per_s: float, elements_per_s: float) -> Level:
-        """Returns the widest level that takes no more than a part of a link; else the narrowest."""
+        """Returns the widest level that takes at most ``part`` of the link; else the narrowest."""
         fits = (each for each in self._levels if each.price * elements_per_s <= part * bytes_per_s)
         return next(fits, self._levels[-1])
 
 
 class LinkChoice:
-    """What an island sends, from one heartbeat's answer to the next.
+    """Chooses an island's number format and share of the rounds, by its link.
 
-    Where islands wait for each other, by the recipe, all send the same, and nothing is left out.
+    If the recipe makes islands wait for each other, all use its format, and none leaves a round out.
     """
 
     def __init__(self, recipe: Recipe, fragments: int, *, shares: bool) -> None:
@@ -132,21 +132,21 @@ class LinkChoice:
 
     @property
     def rounds(self) -> int:
-        """It takes part in one of so many rounds of each fragment."""
+        """The island takes part in one of this many rounds of each fragment."""
         return round(1 / self._ladder.level.share)
 
     @property
     def use(self) -> LinkUse:
-        """What its heartbeats say."""
+        """Link and choice, as heartbeats report them."""
         up, down, round_trip_s = self._link
         return LinkUse(up=up, down=down, round_trip_s=round_trip_s, codec=self.codec, share=self._ladder.level.share)
 
     def asked(self, elements: int, now_s: float) -> None:
-        """A round of a fragment of so many elements has begun."""
+        """Notes that a round of a fragment of ``elements`` has begun."""
         self._demand.asked(elements, now_s)
 
     def look(self, link: Link, now_s: float) -> bool:
-        """Takes in what is known of the link; returns whether another choice suits it better."""
+        """Takes a new measurement of the link; returns True if the choice changed."""
         self._link = link
         return self._adapts and self._ladder.look(link.up, self._demand.elements_per_s, now_s)
 
@@ -157,8 +157,8 @@ class VersionCodec:
     Args:
         recipe: The run's recipe.
         sizes: Elements of each fragment of the model.
-        ours: The fragments that are merged here, of those that move.
-        moving: All that move, in any shard.
+        ours: The moving fragments that this shard merges.
+        moving: The moving fragments of all shards.
     """
 
     def __init__(self, recipe: Recipe, sizes: Sequence[int], ours: Collection[int], moving: Collection[int]) -> None:
@@ -176,7 +176,7 @@ class VersionCodec:
         return self._ladder.level.codec
 
     def merges(self, fragment_id: int, beats: Iterable[Heartbeat | None], now_s: float) -> float | None:
-        """Takes in that a fragment is merged, and the last word of each live island.
+        """Chooses again as a fragment is merged, by the last heartbeat of each live island.
 
         Returns:
             The bytes per second of the narrowest link down if another number format suits it better; else None.

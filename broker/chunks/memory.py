@@ -1,6 +1,6 @@
-"""Reuses memory: a new page costs the kernel more than the bytes that are written to it. Pure.
+"""A pool of buffers: fresh pages cost more than writing to them. Pure.
 
-Frames that came in pieces are copied together there, where somebody reads them (:class:`Joined`).
+Frames that arrive in pieces are joined in it, if they are to be read here (:class:`Joined`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Octets = NDArray[np.uint8]
 
 
 class ReusedMemory:
-    """Pieces of memory that come back once nothing refers to them, not even a view or a buffer.
+    """A pool of buffers, each returned once nothing refers to it, not even a view.
 
-    At most ``most`` pieces of ``most_bytes`` together are kept for later; beyond that the oldest go to the system.
+    At most ``most`` buffers of ``most_bytes`` together are kept; beyond that the oldest go back to the system.
     """
 
     def __init__(self, most: int, most_bytes: float = math.inf) -> None:
@@ -29,7 +29,7 @@ class ReusedMemory:
         self._spare: deque[NDArray[Any]] = deque()
 
     def take(self, nbytes: int) -> Octets:
-        """Returns memory of so many bytes, not initialised; from any thread."""
+        """Returns ``nbytes`` of uninitialised memory; may be called from any thread."""
         memory = self._fitting(nbytes)
         if memory is None:
             memory = np.empty(max(nbytes, 1), np.uint8)
@@ -39,7 +39,7 @@ class ReusedMemory:
         return taken
 
     def floats(self, size: int) -> NDArray[np.float32]:
-        """Returns memory of so many float32, likewise."""
+        """Returns uninitialised memory for ``size`` float32 numbers; may be called from any thread."""
         return np.frombuffer(self.take(4 * size).data, np.float32, size)
 
     def _fitting(self, nbytes: int) -> NDArray[Any] | None:
@@ -67,12 +67,12 @@ class ReusedMemory:
 
 
 def fresh(nbytes: int) -> memoryview:
-    """Returns new memory of so many bytes, not initialised."""
+    """Returns ``nbytes`` of new, uninitialised memory."""
     return np.empty(nbytes, np.uint8).data
 
 
 class Joined:
-    """A frame that is copied together, into memory of its size."""
+    """A frame that arrives in pieces, copied one after another into memory of its size."""
 
     def __init__(self, memory: Any) -> None:
         self.buffer = memoryview(memory)
@@ -84,7 +84,7 @@ class Joined:
         return self._missing.nbytes
 
     def add(self, piece: memoryview) -> None:
-        """Copies the next bytes."""
+        """Copies the next piece into its place."""
         self._missing[: piece.nbytes] = piece
         self._missing = self._missing[piece.nbytes :]
 

@@ -1,4 +1,4 @@
-"""Puts messages together again from their chunks, and gives credit: the other end of a flow. Pure.
+"""The receiving end of a flow: joins chunks to messages, and gives the sender credit. Pure.
 
 A frame that lies in one chunk stays where it is. One that is cut is copied into memory of its own, which is taken when
 its first piece comes; or its pieces stay where they are, too, for who passes them on (:class:`Scattered`). So a message
@@ -29,21 +29,21 @@ SPARE_FRAMES, SPARE_BYTES = 256, 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A message that is not taken in, and why."""
+    """A refused message, and why."""
 
     error: RemoteProtocolError
     header: list[Buffer]  # its first frame alone, if that is here
 
 
 class Inflow:
-    """The chunks that come in over one connection, or over several together, one message after the other.
+    """Joins the chunks of one connection, or of several together, to messages, one after the other.
 
     Args:
-        limits: Of one message; a larger one is refused with its first chunk.
-        memory: Of frames that are put together; None: those behind the header are left in :class:`Scattered`.
+        limits: Limits of one message; a larger one is refused with its first chunk.
+        memory: The pool for joined frames; None: frames behind the header stay in pieces (:class:`Scattered`).
 
     Attributes:
-        broken: A chunk that is yet to come is waited for in vain: the connections are to be ended.
+        broken: A missing chunk will never come; the connections must be ended.
     """
 
     def __init__(self, limits: Limits, memory: ReusedMemory | None) -> None:
@@ -62,16 +62,16 @@ class Inflow:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes that are here of a message that is not whole."""
+        """Bytes received of a message that is not complete."""
         return self._early_bytes + (0 if self._refused else self._offset)
 
     def credit(self, subflow: int = 0) -> Credit:
-        """Returns what the sender is told of a connection: bytes that have come, and up to where it may go on."""
+        """Returns the credit of a connection: bytes received, and the total up to which the sender may go."""
         received = self._received[subflow]
         return Credit(received, received + CREDIT_BYTES)
 
     def spread(self, subflow: int) -> None:
-        """Chunks may come over one more connection from now on."""
+        """Adds a connection over which chunks may come from now on."""
         self._received[subflow] = 0
 
     def take_in(
@@ -120,7 +120,7 @@ class Inflow:
         return (self._transfer + 1, 0) if self._whole else (self._transfer, self._offset)
 
     def _answer(self, ask: Ask, frames: Sequence[Buffer], kept: PartialMessages | None) -> Resume:
-        """Says how much of a message with this header earlier connections left; its chunks go on from there."""
+        """Answers how much of a message earlier connections have brought; its chunks continue from there."""
         self._begin(Chunk(ask.transfer, ask.total, 0, 0))
         header = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
         if len(frames) == 1 and 0 < header.nbytes < ask.total:
@@ -133,7 +133,7 @@ class Inflow:
         return Resume(ask.transfer, self._offset)
 
     def cut_off(self) -> tuple[int, Partial] | None:
-        """Returns what is here of a message that is not whole, under its key: the connection has ended."""
+        """Returns the incomplete message with its key, at the end of the connection."""
         if self._refused or len(self._frames) < 2:
             return None
         header = memoryview(self._frames[0]).nbytes
@@ -142,7 +142,7 @@ class Inflow:
         return None if key is None else (key, partial)
 
     def _take(self, chunk: Chunk, frames: Sequence[Buffer]) -> list[Buffer] | Refused | None:
-        """Takes a chunk in, with the frames behind its head.
+        """Adds a chunk: its head and the frames behind it.
 
         Returns:
             The frames of the message if it is whole now. Or why it is refused: it is too large, or this chunk does not
@@ -173,7 +173,7 @@ class Inflow:
         return None if flaw is None else Refused(flaw, header)
 
     def give_up(self) -> None:
-        """Forgets what is here of a message that is not whole; what is left of it is thrown away as it comes."""
+        """Drops the incomplete message; the rest of it is discarded as it comes."""
         self._refused, self._frames, self._open = True, [], None
         self._early, self._early_bytes = {}, 0
 
@@ -201,7 +201,7 @@ class Inflow:
         return None
 
     def _kept(self, frames: Sequence[Buffer], views: list[memoryview], rest: int) -> RemoteProtocolError | None:
-        """Adds the pieces of a chunk, or says that there is no memory for what they announce."""
+        """Adds the pieces of a chunk; returns a refusal if there is no memory for what they announce."""
         places = range(len(views))
         try:
             if self._open is not None:
@@ -221,7 +221,7 @@ class Inflow:
         return None
 
     def _opened(self, nbytes: int) -> Opened:
-        """Returns a frame of so many bytes, all of which are to come."""
+        """Returns an empty frame, to be filled with ``nbytes``."""
         if self._memory is not None:
             return Joined(self._memory.take(nbytes))
         return Scattered(nbytes, fresh) if self._frames else Joined(fresh(nbytes))

@@ -1,4 +1,4 @@
-"""Cuts messages into chunks, and says which goes next, over which connection: one end of a flow. Pure.
+"""The sending end of a flow: cuts messages into chunks, and decides which goes next, and where. Pure.
 
 What has tensors goes in chunks, of which the receiver takes note one by one; so many bytes may be under way as it has
 given credit for, and as the link empties in a moment. A slow link thus has little waiting in it, and a message that is
@@ -27,7 +27,7 @@ WHOLE_BYTES = 32 << 10
 
 
 def is_urgent(message: Message) -> bool:
-    """Whether a message may pass by others: it is small, and says nothing about those before it."""
+    """Whether a message may overtake others: it is small, and does not refer to those before it."""
     return isinstance(message, AttachBulk | FollowBulk | Observe | Observed | Probe | Probed | Want)
 
 
@@ -51,7 +51,7 @@ class Transfer:
 
 
 class Next(NamedTuple):
-    """What is to be handed to the connection now; :meth:`Outflow.sent` is to follow if it took it."""
+    """The frames to hand to a connection now; once it has taken them, call :meth:`Outflow.sent`."""
 
     transfer: Transfer
     frames: list[Buffer]
@@ -64,7 +64,7 @@ class Next(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """A chunk that was handed over, where it begins among all bytes that were, and whether it was noted."""
+    """A chunk handed over, its place among all bytes handed over, and whether the receiver noted it."""
 
     transfer: Transfer
     begin: int
@@ -72,7 +72,7 @@ class _Piece:
 
 
 class Outflow:
-    """The messages that go out over one connection, or in chunks over several.
+    """Queues messages to go out over one connection, or in chunks over several.
 
     A chunk goes where the least is under way, so a connection that is slower takes fewer. ``meter`` is told what is
     noted as received.
@@ -90,25 +90,25 @@ class Outflow:
         self._under_way: deque[_Piece] = deque()  # the first of them is not noted
 
     def spread(self, subflow: int) -> None:
-        """Chunks may go over one more connection from now on."""
+        """Adds a connection over which chunks may go from now on."""
         self._subflows[subflow] = Subflow()
 
     def __len__(self) -> int:
-        """Returns how many messages are not handed to the connection yet."""
+        """Returns the number of messages that are not wholly handed to a connection yet."""
         return len(self._urgent) + len(self._waiting)
 
     @property
     def received_bytes(self) -> int:
-        """Of the bytes that were handed over in chunks, those that the other end has noted."""
+        """Bytes sent in chunks that the receiver has noted."""
         return sum(each.received_bytes for each in self._subflows.values())
 
     def silent_s(self, now_s: float) -> float:
-        """Returns how long nothing has been noted as received while bytes are under way; 0.0 if none are."""
+        """Returns seconds since the receiver last noted bytes while some are under way; 0.0 if none are."""
         return max(each.silent_s(now_s) for each in self._subflows.values())
 
     @property
     def patience_s(self) -> float:
-        """Silence after which what is under way has been swallowed."""
+        """Seconds of silence after which the bytes under way count as lost."""
         return max(each.patience_s for each in self._subflows.values())
 
     def put(
@@ -122,7 +122,7 @@ class Outflow:
         return transfer
 
     def withdraw(self, transfer: Transfer) -> bool:
-        """Takes a message out again; returns whether none of it had been sent."""
+        """Removes a message; returns False if part of it was sent, and keeps it then."""
         if transfer.sent_bytes or transfer.done:
             return False
         for queue in (self._urgent, self._waiting):
@@ -132,21 +132,21 @@ class Outflow:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that are to go out in chunks, or to be noted by the other end."""
+        """Bytes that wait to be sent in chunks, or to be noted by the receiver."""
         unsent = sum(each.nbytes - each.sent_bytes for each in self._waiting if not each.whole)
         return self.given_bytes - self.received_bytes + unsent
 
     def unsent(self) -> list[Transfer]:
-        """Returns what has not been handed over wholly: the connection has ended."""
+        """Returns the messages not wholly handed over, at the end of the connection."""
         return [*self._urgent, *self._waiting]
 
     def cut_off(self) -> list[int]:
-        """Returns the keys of the payloads that were begun, and are not known to be there."""
+        """Returns the keys of the payloads that were begun, and not wholly noted by the receiver."""
         begun = [*self._handed_over, *(each for each in self._waiting if each.sent_bytes)]
         return [each.key for each in begun if each.key]
 
     def next(self) -> Next | None:
-        """Returns what can go now; None: nothing waits, or the receiver is to say first that it takes more."""
+        """Returns the frames to send now; None if nothing waits, or the receiver must give credit first."""
         if self._urgent:
             return _whole(self._urgent[0])
         if not self._waiting:
@@ -170,7 +170,7 @@ class Outflow:
         return None
 
     def sent(self, step: Next, now_s: float) -> None:
-        """The connection has taken what :meth:`next` returned last."""
+        """Notes that the connection has taken what :meth:`next` returned last."""
         transfer = step.transfer
         transfer.sent_bytes += step.nbytes
         if step.chunked:
@@ -189,7 +189,7 @@ class Outflow:
                 self._handed_over.append(transfer)
 
     def credited(self, credit: Credit, now_s: float, subflow: int = 0) -> None:
-        """The other end has said what it has over a connection, and how much more it takes there."""
+        """Takes the receiver's credit for a connection."""
         if subflow not in self._subflows:
             return  # nothing was sent over it
         noted = self._subflows[subflow].credited(credit, now_s)
@@ -204,12 +204,12 @@ class Outflow:
             self._delivered.append(self._handed_over.popleft())
 
     def delivered(self) -> list[Transfer]:
-        """Returns the messages that the other end has wholly since this was asked last."""
+        """Returns the messages that were wholly received since the last call."""
         found, self._delivered = self._delivered, []
         return found
 
     def resume(self, answer: Resume) -> None:
-        """The other end has said where a message is to go on; what cannot be is where it was."""
+        """Continues a message where the receiver asks for it; an impossible offset changes nothing."""
         transfer = self._waiting[0] if self._waiting else None
         if transfer is None or not transfer.asked or answer.transfer != transfer.number:
             return

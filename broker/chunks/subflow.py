@@ -22,8 +22,8 @@ LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 32 << 10, 2 << 20
 CHUNKS_UNDER_WAY = 4
 #: Bytes that may be under way at first, without any credit; and at most.
 FIRST_BYTES, MOST_UNDER_WAY_BYTES = 128 << 10, 32 << 20
-#: A chunk that is not noted as received for so long has been swallowed, or so many times what others took; after each
-#: connection that helped nothing twice as long, but never longer than the last.
+#: A chunk counts as lost if it is not noted within the first, or within the second times what others took. The time
+#: doubles after each connection that did not help, up to the last.
 STALLED_S, STALLED_TIMES, LONGEST_STALL_S = 10.0, 4.0, 600.0
 #: Chunks that are noted as received within this time go through a link that takes more; after that, one that is slow.
 SOON_S, LATE_S = 0.25, 1.0
@@ -33,7 +33,7 @@ SOON_S, LATE_S = 0.25, 1.0
 class Noted(Generic[Piece]):
     """Newly noted as received: whole pieces, bytes in all, and the time when the first was sent.
 
-    ``sent_s`` is None if no piece is wholly there.
+    ``sent_s`` is None if no piece is complete.
     """
 
     pieces: list[Piece]
@@ -43,7 +43,7 @@ class Noted(Generic[Piece]):
 
 @dataclass(slots=True)
 class Subflow(Generic[Piece]):
-    """One connection, as its sender knows it."""
+    """The sender's state of one connection: bytes under way, their window and the receiver's credit."""
 
     given_bytes: int = 0  # handed to the connection in chunks
     received_bytes: int = 0  # of these, noted by the other end
@@ -57,28 +57,28 @@ class Subflow(Generic[Piece]):
 
     @property
     def under_way_bytes(self) -> int:
-        """Handed to the connection, and not noted."""
+        """Bytes handed to the connection that the receiver has not noted."""
         return self.given_bytes - self.received_bytes
 
     @property
     def chunk_bytes(self) -> int:
-        """What a chunk over this connection has at most."""
+        """Most bytes of a chunk over this connection."""
         return min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
 
     def takes(self, nbytes: int) -> bool:
-        """Whether a chunk of so many bytes may go now."""
+        """Returns True if a chunk of ``nbytes`` may go now."""
         if self.under_way_bytes + nbytes > self.window_bytes:
             self._held_up = True
             return False
         return self.given_bytes + nbytes <= self._limit_bytes
 
     def sent(self, piece: Piece, nbytes: int, now_s: float) -> None:
-        """The connection has taken a chunk."""
+        """Notes that the connection has taken a chunk."""
         self.given_bytes += nbytes
         self._under_way.append((self.given_bytes, now_s, piece))
 
     def credited(self, credit: Credit, now_s: float) -> Noted[Piece]:
-        """The other end has said what it has, and how much more it takes; nobody has more than was sent."""
+        """Takes the receiver's credit, of which no more than was sent is believed."""
         before = self.received_bytes
         self.received_bytes = max(before, min(credit.received, self.given_bytes))
         self._limit_bytes = max(self._limit_bytes, credit.limit)
@@ -93,7 +93,7 @@ class Subflow(Generic[Piece]):
         return noted
 
     def _judge(self, took_s: float, now_s: float) -> None:
-        """A chunk took so long: the window grows, or shrinks."""
+        """Widens or narrows the window by the time that a chunk took."""
         self._noted_s, self._slowest_s = now_s, max(took_s, 0.9 * self._slowest_s)
         if self.received_bytes < self._judged_from:
             return  # it was sent under another window
@@ -106,12 +106,12 @@ class Subflow(Generic[Piece]):
             self._judged_from, self._held_up = self.given_bytes, False
 
     def silent_s(self, now_s: float) -> float:
-        """Returns how long nothing has been noted as received while bytes are under way; 0.0 if none are."""
+        """Returns seconds since the receiver last noted bytes while some are under way; 0.0 if none are."""
         if not self._under_way:
             return 0.0
         return now_s - max(self._noted_s, self._under_way[0][1])
 
     @property
     def patience_s(self) -> float:
-        """Silence after which what is under way has been swallowed."""
+        """Seconds of silence after which the bytes under way count as lost."""
         return max(STALLED_S, STALLED_TIMES * self._slowest_s)

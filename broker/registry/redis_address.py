@@ -48,7 +48,7 @@ SENTINEL_CURE = "write redis+sentinel://HOST:PORT,HOST:PORT/MASTER, with rediss+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """An address, taken apart; what is not in it is empty."""
+    """The parts of an address; a part that it lacks is empty."""
 
     url: str = field(repr=False)  # what redis-py takes; behind Sentinel with the first sentinel as its host
     user: str = ""
@@ -61,7 +61,7 @@ class Place:
 
 
 def place(url: str) -> Place:
-    """Takes an address that :func:`check` takes apart."""
+    """Returns the parts of an address that passes :func:`check`."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     files = {name: options.pop(name, "") for name in ("password_file", "sentinel_password_file")}
@@ -107,14 +107,14 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 
 def check(url: str, *, field: str = "redis_url") -> None:
-    """Raises ConfigError, with the address as ``shown`` shows it, for what is no address of Redis."""
+    """Raises ConfigError if ``url`` is not an address of Redis; the error hides its password."""
     problem = _problem(url)
     if problem:
         raise ConfigError(field, shown(url), f"is no address of Redis: {problem}")
 
 
 def without_password(url: str) -> str:
-    """Returns an address that :func:`check` takes, without its passwords: fit for files."""
+    """Returns an address that passes :func:`check` without its passwords, fit for files."""
     parts = urlsplit(url)
     user, at, place = parts.netloc.rpartition("@")
     user = user.partition(":")[0]
@@ -125,12 +125,12 @@ def without_password(url: str) -> str:
 
 
 def names(url: str, bare: str) -> bool:
-    """Whether an address is the one that :func:`without_password` has made ``bare`` of."""
+    """Returns True if :func:`without_password` makes ``bare`` of this address."""
     return not _problem(url) and without_password(url) == bare
 
 
 def _problem(url: str) -> str:
-    """Says why an address cannot be used, and what would be right; empty if it can."""
+    """Returns why an address cannot be used, and what would be right; empty if it can."""
     if _UNFIT.search(unquote(url)):
         return f"it has a space or another character that none can have; {CURE}"
     try:

@@ -39,13 +39,13 @@ SENTINEL_TIMEOUT_S = 0.3
 
 
 class PasswordFile(CredentialProvider):
-    """A user, empty for the default one, with a password that a file has."""
+    """A user (empty: the default one) whose password is in a file."""
 
     def __init__(self, user: str, path: str) -> None:
         self._user, self._path = user, path
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Returns what to log in with; raises ConnectionError if the file cannot be read any more."""
+        """Returns user and password; raises ConnectionError if the file cannot be read any more."""
         try:
             password = read_password(self._path)
         except ConfigError as err:
@@ -53,7 +53,7 @@ class PasswordFile(CredentialProvider):
         return (self._user, password) if self._user else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """The same: such a file is small."""
+        """Returns user and password, without a thread: the file is small."""
         return self.get_credentials()
 
 
@@ -72,7 +72,7 @@ def read_password(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client, and those of the sentinels that it asks."""
+    """A client of Redis, and the clients of the sentinels that it asks."""
 
     redis: aioredis.Redis
     sentinels: tuple[aioredis.Redis, ...] = ()
@@ -129,7 +129,7 @@ def _behind_sentinels(place: Place, usual: dict[str, Any], ours: dict[str, Any])
 
 
 def why(err: BaseException) -> str:
-    """Returns what is wrong in the words of the error; of a refused password in those of the protocol."""
+    """Returns the error's own words; for a refused password those of the protocol."""
     if not isinstance(err, AuthenticationError):
         return str(err).rstrip(".")
     if "without any password" in str(err) or "no password is set" in str(err):

@@ -123,7 +123,7 @@ return 1
 
 
 def aggregator_source(shard: int) -> str:
-    """Under which name the aggregator of a shard counts refusals."""
+    """Returns the name under which the aggregator of a shard counts refusals."""
     return f"aggregator-{shard}" if shard else "aggregator"
 
 
@@ -152,13 +152,13 @@ class Registry:
         await self._client.aclose()
 
     async def claim(self) -> bool:
-        """Takes the run's name for a new run; False: a run has it, whose keys would be those of the new one."""
+        """Reserves the run's name for a new run; returns False if a run with this name is in Redis."""
         return bool(await self._run(_CLAIM, [RUNS, self.key("lease", "0")], [self.run_id, KEEP_S]))
 
     # --- written by the broker ---
 
     async def write_members(self, broker: str, records: Sequence[MemberRecord]) -> int:
-        """Writes what ``broker`` last heard of some islands; returns of how many no other had heard later.
+        """Writes records of islands heard by ``broker``; returns how many no other broker had heard later.
 
         Not of all of a large fleet at once: neither the caller's other work nor Redis is held up for long.
         """
@@ -189,7 +189,7 @@ class Registry:
         await self.attempt(write)
 
     async def write_refusals(self, source: str, refusals: Mapping[str, Mapping[str, int]]) -> None:
-        """Writes how often ``source`` (a broker or an aggregator) refused what, by island and reason."""
+        """Writes the refusals of ``source`` (a broker or an aggregator), by island and reason."""
         if refusals:
             counts = {island: json.dumps(dict(reasons)) for island, reasons in refusals.items()}
             await self._write_hash(self.key("refusals", source), counts)
@@ -213,7 +213,7 @@ class Registry:
         return await self.attempt(write)
 
     async def write_totals(self, totals: RunTotals, shard: int = 0) -> None:
-        """Writes where the run stands, as far as one shard can say."""
+        """Writes the totals of a run, as one shard knows them."""
         await self._write_hash(self._totals_key(shard), _fields(totals))
 
     async def append_events(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -236,7 +236,7 @@ class Registry:
         await self.attempt(write)
 
     async def write_versions(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes who is in some versions; a row has at least ``fragment`` and ``version``. Old ones fall out."""
+        """Writes the contributors of versions, and drops old ones; each row has ``fragment`` and ``version``."""
         if not rows:
             return
         keys = sorted({self.key("versions", str(row["fragment"])) for row in rows})
@@ -260,7 +260,7 @@ class Registry:
         await self.attempt(write)
 
     async def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        """Writes the newest evaluation of the global model; whatever plain data it is, status hands it on."""
+        """Writes the newest evaluation of the global model: plain data, which status hands on as it is."""
         text = json.dumps(dict(evaluation))
         await self.attempt(lambda redis: redis.set(self.key("evaluation"), text, ex=KEEP_S))
 
@@ -319,7 +319,7 @@ class Registry:
         return await self.attempt(read)
 
     async def read_version(self, fragment_id: int, version: int | None) -> KeptVersion:
-        """Reads who is in a version of a fragment; None: in its newest one."""
+        """Reads the contributors of a version of a fragment; None: of its newest one."""
         key = self.key("versions", str(fragment_id))
 
         async def read(redis: aioredis.Redis) -> KeptVersion:
@@ -365,7 +365,7 @@ class Registry:
         await self.attempt(write)
 
     async def attempt(self, operation: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
-        """Runs an operation on the connection once; Unavailable says what Redis or the network had to say."""
+        """Runs an operation once; raises Unavailable with the error of Redis or the network."""
         task = asyncio.current_task()
         assert task is not None
         cancels = task.cancelling()

@@ -91,14 +91,14 @@ class MembersSeen:
         self._noted[record.island_id] = _Noted(record=record, heard_s=now_s, sequence=envelope.sequence)
 
     def allow(self, may_be: Callable[[str], bool]) -> None:
-        """Notes after a change of the allow list who has no key any more, and who has one again."""
+        """Applies a change of the allow list: marks islands that lost their key, or have one again."""
         for island_id, noted in self._noted.items():
             revoked = not may_be(island_id)
             if revoked is not noted.record.revoked:
                 noted.record, noted.written = dataclasses.replace(noted.record, revoked=revoked), False
 
     def due(self, now_s: float, *, everything: bool) -> list[MemberRecord]:
-        """Returns what has changed since :meth:`written`, or everything, with ages as of now."""
+        """Returns the records changed since :meth:`written`, or all of them, with their ages at ``now_s``."""
         return [
             dataclasses.replace(noted.record, heard_ago_s=now_s - noted.heard_s)
             for noted in self._noted.values()
@@ -106,7 +106,7 @@ class MembersSeen:
         ]
 
     def written(self, records: list[MemberRecord], started_s: float) -> None:
-        """Notes that ``records``, collected at ``started_s``, stand in Redis."""
+        """Notes that ``records``, collected at ``started_s``, are in Redis."""
         for record in records:
             noted = self._noted.get(record.island_id)
             if noted is not None and noted.heard_s <= started_s:
@@ -154,7 +154,7 @@ class Reporter:
             await asyncio.sleep(self._interval_s)
 
     async def write(self) -> bool:
-        """Writes what is due; says whether Redis took it."""
+        """Writes the records that are due; returns True if Redis took them."""
         started_s = self._clock()
         everything = self._lost or started_s >= self._complete_at_s
         records = self.membership.due(started_s, everything=everything)

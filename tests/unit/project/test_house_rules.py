@@ -27,7 +27,7 @@ RIDDLE = re.compile(
 #: Rooms that still have some; no new one comes in.
 WITH_RIDDLES = {
     "aggregator": {"merge", "process", "rounds", "rules", "state", "store"},
-    "broker": {"chunks", "gateway", "process", "registry", "transport"},
+    "broker": {"gateway", "process", "transport"},
     "islands": {"", "hosts", "session"},
     "ops": {"chaos", "dashboard", "inspect", "sinks", "story", "virtual"},
 }
