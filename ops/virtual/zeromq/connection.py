@@ -59,11 +59,10 @@ class End(Inlet):
 
     def __init__(self, core: Core, stream: Stream, dialer: Dialer | None, port: int) -> None:
         self.network: Network = core.context.network
-        most = self.network.most_queued
-        super().__init__(Pipe(min(core.option(zmq.RCVHWM), most), self._has_room))
+        super().__init__(Pipe(core.option(zmq.RCVHWM), self._has_room))
         self.core, self.stream, self.dialer, self.port = core, stream, dialer, port
         self.host: str = core.context.host
-        self.outbox: Pipe[Sequence[Any]] = Pipe(min(core.option(zmq.SNDHWM), most), self._was_read)
+        self.outbox: Pipe[Sequence[Any]] = Pipe(core.option(zmq.SNDHWM), self._was_read)
         self.peer: End
         self.fd = self.network.descriptor(self)
         self.said[zmq.SRCFD] = self.fd

@@ -97,7 +97,6 @@ class Network:
     Attributes:
         monitor_s: How much later a socket's monitor tells of something, at least and at most.
         io_s: How long the thread that sends takes to wake, when something is put into an empty queue.
-        most_queued: The highest high-water mark: a queue of one message is full all the time.
         idle_polls: The share of polls that end early, and find nothing.
     """
 
@@ -105,7 +104,6 @@ class Network:
         self.virtual = virtual
         self.monitor_s = (0.0, 0.002)
         self.io_s = (1e-5, 5e-5)
-        self.most_queued = 1 << 30
         self.idle_polls = 0.0
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[int, tuple[End, End]] = {}  # that have been accepted, by the client's descriptor
