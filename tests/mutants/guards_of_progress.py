@@ -351,4 +351,39 @@ PROGRESS = (
         "if recipe.pacing else ()",
         "unit/ops_virtual/test_lockstep.py::test_other_recipes_never_wait",
     ),
+    Mutant(
+        6,
+        "what one task leaves on a bulk socket wakes nobody: it is not announced again",
+        "broker/transport/endpoint.py::Endpoint._take_in",
+        "        if taken:\n            self._polls.look_again()\n",
+        "",
+        "sim/test_real_broker.py::test_a_seed_that_found_a_bug_stays_mended[20]",
+    ),
+    Mutant(
+        6,
+        "credit that a connection did not take is not given again",
+        "broker/transport/chunked.py::Chunked.go_on",
+        "self.full = bool(connection and (self._owed or self._owes_credit))",
+        "self.full = False",
+        "sim/test_real_broker.py::test_a_seed_that_found_a_bug_stays_mended[43]",
+    ),
+    Mutant(
+        6,
+        "who polls is cancelled by sockets that close",
+        "broker/transport/endpoint.py::Endpoint._end_others",
+        "self._polls.look_again()  # a socket that closes cancels those that still poll it",
+        "pass",
+        "sim/test_real_broker.py::test_a_seed_that_found_a_bug_stays_mended[16]",
+        "integration/test_spread_connections.py::"
+        "test_whoever_waits_for_a_message_goes_on_waiting_when_all_connections_are_made_anew",
+    ),
+    Mutant(
+        6,
+        "a chunk that overtakes the broker's answer over another connection is refused",
+        "broker/transport/chunked.py::Chunked.bind",
+        "if subflow:  # from",
+        "if False:  # from",
+        "unit/broker_chunks/test_subflows.py::"
+        "test_a_chunk_that_overtakes_the_answer_over_another_connection_waits_for_those_before_it",
+    ),
 )

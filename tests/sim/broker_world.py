@@ -62,6 +62,7 @@ class Plan:
     io_s: tuple[float, float]  # of the threads that send
     mark: int  # of the queues of bulk connections: one of 1 is full all the time
     idle_polls: float
+    publishes: bool  # the aggregator; if not, it says nothing on the bulk channel but what it has received
     turn_s: tuple[float, float]
     job_s: tuple[float, float]
     faults: tuple[tuple[float, str, str, float], ...]  # (when, kind, island or aggregator or broker, for how long)
@@ -87,6 +88,7 @@ class Plan:
             io_s=rng.choice(((1e-5, 5e-5), (1e-5, 0.05))),
             mark=rng.choice((BULK_OPTIONS.high_water_mark, 2, 1, 1)),
             idle_polls=rng.choice((0.0, 0.05, 0.5)),
+            publishes=rng.random() < 0.6,
             turn_s=rng.choice(((1e-5, 1e-4), (1e-5, 1e-4), (1e-4, 3e-3))),
             job_s=rng.choice(((1e-4, 1e-2), (1e-2, 0.5))),
             faults=tuple(sorted(faults)),
@@ -142,7 +144,10 @@ class World:
         self.processes, self.clients = {}, {}
         self.sequences = defaultdict(int)
         self.epoch = self.fragment_version = 0
-        self.pause_s, self.ask_s = 1.0, 3.0  # of an island between two arrays, of a client between two requests
+        self.pause_s, self.ask_s = (
+            1.0,
+            3.0 if self.plan.faults else 30.0,
+        )  # of an island between two arrays, of a client between two requests
         self.published = {}  # (island, number of its array) -> the version that was made of it
         self.sent = defaultdict(int)  # island -> number of its last array
         self.acknowledged = defaultdict(dict)  # island -> number -> when it was told that it has come
@@ -381,7 +386,7 @@ class Client:
                             self.news.clear()
                 except TimeoutError:
                     pass
-            while self.newest < world.published.get((name, number), self.newest + 1):
+            while world.plan.publishes and self.newest < world.published.get((name, number), self.newest + 1):
                 self.news.clear()
                 await self.news.wait()
             world.took_s[name].append(clocks.monotonic() - began_s)
@@ -413,7 +418,7 @@ class Client:
                 case m.Contribution() as got:
                     number = got.steps.from_step
                     check_array(got.payload, envelope.sender, number, self.world.plan.elements)
-                    if (envelope.sender, number) not in self.world.published:
+                    if self.world.plan.publishes and (envelope.sender, number) not in self.world.published:
                         self.to_publish[envelope.sender, number] = None
                         self.news.set()
                     state = relay_bench.fleet_state(epoch=self.world.epoch)

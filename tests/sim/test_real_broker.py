@@ -11,10 +11,11 @@ import pytest
 
 from tests.sim import broker_world
 
-#: Seeds that once found a bug, or have a mutant noticed.
+#: Seeds that notice a fault that once was there.
 KEPT_SEEDS = (
-    12,  # who polled was cancelled by the sockets of the other connections, and nobody read bulk ever after
-    25,  # a chunk overtook the broker's answer over another connection, and its message was refused
+    16,  # who polled was cancelled by the sockets of the other connections, and nobody read bulk ever after
+    20,  # what one task left on a bulk socket was not announced again, and the other slept beside it
+    43,  # credit that a connection did not take was not given again, and its sender ended the connection
 )
 
 
@@ -30,7 +31,7 @@ def test_a_seed_that_found_a_bug_stays_mended(seed):
 
 
 def test_a_seed_gives_the_same_run_in_any_process():
-    code = "from tests.sim.broker_world import run; print(run(2).trace)"
+    code = "from tests.sim.broker_world import run; print(run(3).trace)"
 
     def traced(hash_seed):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
