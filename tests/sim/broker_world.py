@@ -144,10 +144,8 @@ class World:
         self.processes, self.clients = {}, {}
         self.sequences = defaultdict(int)
         self.epoch = self.fragment_version = 0
-        self.pause_s, self.ask_s = (
-            1.0,
-            3.0 if self.plan.faults else 30.0,
-        )  # of an island between two arrays, of a client between two requests
+        self.pause_s = 1.0  # of an island between two arrays,
+        self.ask_s = 3.0 if self.plan.faults else 30.0  # of a client between two requests
         self.published = {}  # (island, number of its array) -> the version that was made of it
         self.sent = defaultdict(int)  # island -> number of its last array
         self.acknowledged = defaultdict(dict)  # island -> number -> when it was told that it has come

@@ -246,7 +246,7 @@ class Core:
         self._bound.clear()
 
     def _mute(self) -> bool:
-        """Whether its process is dead, which hears and says nothing more; raises ZMQError if the socket is closed."""
+        """Returns True if its process is dead, and is heard no more; raises ZMQError if it is closed."""
         if not self.context.process.alive:
             return True
         if self.closed:
