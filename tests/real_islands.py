@@ -55,10 +55,13 @@ class RealSimulation(Simulation):
         job_s: Least and greatest time of a job of a thread.
         shows_state: Whether the loops show an optimizer's state.
         corrupt_at_s: When a bit changes in the memory of an island: (time, island).
+        spoilt_at_s: When a step of an island goes wrong, likewise.
         task: That they train, as the daemon does; None: they count.
     """
 
-    def __init__(self, plan, folder, *, job_s=(1e-4, 1e-2), shows_state=True, corrupt_at_s=(), task=None):
+    def __init__(
+        self, plan, folder, *, job_s=(1e-4, 1e-2), shows_state=True, corrupt_at_s=(), spoilt_at_s=(), task=None
+    ):
         self.task, self.kind = task, RealIsland if task is None else TaskIsland
         # The simulation's aggregators publish whole versions.
         plan = replace(plan, config=replace(plan.config, version_codec=m.Codec.F32))
@@ -69,6 +72,8 @@ class RealSimulation(Simulation):
         self.virtual.at, self.virtual.after = self.queue.at, self.queue.after
         for at_s, name in corrupt_at_s:
             self.queue.at(at_s, lambda name=name: name in self.islands and self.islands[name].corrupt())
+        for at_s, name in spoilt_at_s:
+            self.queue.at(at_s, lambda name=name: name in self.islands and self.islands[name].spoil())
         self.versions = {}  # island -> its last parameters
 
     def run(self, limit_s):
@@ -200,7 +205,7 @@ class RealIsland(SimIsland):
         self.connected = self.deaf = False
         self.endpoints: dict[m.Channel, SimEndpoint] = {}
         self.stepped_at_s = float("inf")
-        self.restored = ""
+        self.restored, self.spoilt, self.corrupted = "", "", False
 
     # --- its training -----------------------------------------------------------------------------------------
 
@@ -239,8 +244,16 @@ class RealIsland(SimIsland):
             self.machine.sleep(self.plan.stepped_at_s(queue.now_s, step_s) - queue.now_s)
             params, count = {name: x + np.float32(STEP) for name, x in params.items()}, count + 1
             self.stepped_at_s = min(self.stepped_at_s, queue.now_s)
+            if self.spoilt == "soon":
+                self.spoilt, params = "now", {name: x * np.float32(np.nan) for name, x in params.items()}
             params = island.step(params, [count] if simulation.shows_state else None, loss=1.0)
-            assert all(np.isfinite(x).all() for x in params.values())
+            finite = all(np.isfinite(x).all() for x in params.values())
+            assert finite or self.spoilt == "now"
+            if self.spoilt == "now" and finite:
+                # A version that overwrites for another reason may come first: then nobody has seen what was spoilt.
+                overwritten = self.corrupted or not simulation.plan.config.keep
+                assert island.reset_optimizer or overwritten, "it was not told that parameters were replaced"
+                self.spoilt = "mended"
             if self.asked == "leave":
                 island.leave("leaves", m.Departure.STOPPED)
                 self.end(restarts=False)
@@ -263,9 +276,15 @@ class RealIsland(SimIsland):
         references = self.session._array_work._references if self.alive and self.session is not None else ()
         if references and references[0].values:
             # A copy: what it has may be the bytes of a version that others have, too.
+            self.corrupted = True
             references[0].values[0] = values = references[0].values[0].copy()
             values.reshape(-1).view(np.uint32)[0] ^= 1 << 20
             self.simulation.note(self.simulation.queue.now_s, self.address, "corrupted", {})
+
+    def spoil(self) -> None:
+        """The next step makes parameters that are not finite."""
+        self.spoilt = "soon"
+        self.simulation.note(self.simulation.queue.now_s, self.address, "spoilt", {})
 
     def gave_up(self, error: Exception) -> None:
         """A supervisor starts another process, unless there is one, or the run is over."""
@@ -451,7 +470,9 @@ def simulation_of(seed: int, folder: Path) -> RealSimulation:
     corrupt = [(rng.uniform(0.5, 4.0), rng.choice(names)) for _ in range(rng.choice([0, 0, 1, 2]))]
     job_s = rng.choice([(1e-4, 1e-2), (1e-4, 1e-2), (1e-3, 0.1), (1e-3, 0.5)])
     shows_state = rng.random() < 0.8
-    return RealSimulation(plan, folder_of(folder, seed), job_s=job_s, shows_state=shows_state, corrupt_at_s=corrupt)
+    spoilt = [(rng.uniform(1.0, 4.0), rng.choice(names)) for _ in range(rng.choice([0, 0, 1]))]
+    happens = {"corrupt_at_s": corrupt, "spoilt_at_s": spoilt}
+    return RealSimulation(plan, folder_of(folder, seed), job_s=job_s, shows_state=shows_state, **happens)
 
 
 def check(seed: int, folder: Path) -> RealSimulation:
