@@ -67,14 +67,18 @@ class RealSimulation(Simulation):
         plan = replace(plan, config=replace(plan.config, version_codec=m.Codec.F32))
         self.virtual = VirtualTime(plan.seed)
         self.folder, self.job_s, self.shows_state = folder, job_s, shows_state
+        self.versions = {}  # island -> its last parameters
         super().__init__(plan, Tensors(plan))
         self.virtual._queue = self.queue  # one time for both kinds of processes
         self.virtual.at, self.virtual.after = self.queue.at, self.queue.after
+        self.plague(corrupt_at_s, spoilt_at_s)
+
+    def plague(self, corrupt_at_s, spoilt_at_s):
+        """Lets islands be corrupted and spoilt at times."""
         for at_s, name in corrupt_at_s:
             self.queue.at(at_s, lambda name=name: name in self.islands and self.islands[name].corrupt())
         for at_s, name in spoilt_at_s:
             self.queue.at(at_s, lambda name=name: name in self.islands and self.islands[name].spoil())
-        self.versions = {}  # island -> its last parameters
 
     def run(self, limit_s):
         """Runs it; the stand-ins are there meanwhile, and nothing is left afterwards."""
@@ -86,6 +90,11 @@ class RealSimulation(Simulation):
             ended = super().run(limit_s)
             assert not self.virtual.failures, "\n".join(self.virtual.failures)
             return ended
+
+    def ended(self):
+        """Whether the run is over for everybody who is still there, training loops included."""
+        live = [name for name, island in self.islands.items() if island.alive]
+        return super().ended() and self.versions.keys() >= set(live)
 
     @property
     def addresses(self):

@@ -5,8 +5,8 @@ copy that waits to be encoded; what computes or waits is done in other threads (
 comes back as an event.
 
 The training thread appears as :class:`islands.session.exchange.Moment` values, and as two counters that are read before
-each event: the core always knows where training stands. :class:`ops.virtual.island.SimIsland` is the same driver in
-virtual time.
+each event: the core always knows where training stands. In virtual time this driver runs on another machine
+(:mod:`ops.virtual.machine`); :class:`ops.virtual.island.SimIsland` mirrors it where steps are only counted.
 """
 
 from __future__ import annotations
