@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ class Copies:
     run_id: str
     epoch: int
     shard: tuple[int, int] = (0, 1)
-    wall_s: Callable[[], float] = time.time
+    wall_s: Callable[[], float] = clocks.wall
 
     def __post_init__(self) -> None:
         self.alone = self.shard[1] > 1 and not self.shard[0]

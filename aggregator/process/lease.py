@@ -45,7 +45,7 @@ from broker.wire.records import LeaseView
 #: A lease that runs out after so long never does.
 _FOR_EVER_S = 1e9
 
-_TAKE = """
+TAKE = """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'in_sync', 'renewed_at', 'synced')
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
@@ -73,7 +73,7 @@ end
 return granted and 1 or 0
 """
 
-_RENEW = """
+RENEW = """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'renewal')
 local granted = ARGV[5] == '1' and (not held[1] or tonumber(held[2]) < tonumber(ARGV[2]))
 if held[1] == ARGV[1] and held[2] == ARGV[2] then
@@ -89,7 +89,7 @@ end
 return {0, held[1] or '', held[2] or '0'}
 """
 
-_GIVE_UP = """
+GIVE_UP = """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
 if held[1] == ARGV[1] and held[2] == ARGV[2] then
   redis.call('HSET', KEYS[1], 'holder', ARGV[3], 'in_sync', cjson.encode({ARGV[3]}), 'synced', '0', 'renewed_at', '0')
@@ -98,7 +98,7 @@ end
 return 0
 """
 
-_END = """
+END = """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
 if held[1] == ARGV[1] and held[2] == ARGV[2] then
   redis.call('HSET', KEYS[1], 'ended', '1')
@@ -116,10 +116,10 @@ class LeaseKey:
     def __init__(self, registry: Registry, shard: int) -> None:
         self._registry = registry
         self._key = registry.key("lease", str(shard))
-        self._take = registry.script(_TAKE)
-        self._renew = registry.script(_RENEW)
-        self._end = registry.script(_END)
-        self._give_up = registry.script(_GIVE_UP)
+        self._take = registry.script(TAKE)
+        self._renew = registry.script(RENEW)
+        self._end = registry.script(END)
+        self._give_up = registry.script(GIVE_UP)
         self._renewals = 0
         self._confirmed = False  # what was taken was there when it was renewed
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -36,7 +35,7 @@ from broker.base.settings import build
 from broker.gateway.config import DEFAULT_REDIS_URL
 from broker.metrics.family import Family
 from broker.metrics.serving import served
-from broker.process import logs
+from broker.process import clocks, logs
 from broker.process.limits import memory_bytes
 from broker.registry.registry import Registry
 from broker.transport.sockets import Context
@@ -96,7 +95,7 @@ def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) 
 
 
 def set_aside() -> Aside:
-    """Returns what has a call made, in its turn, by a thread that lets all others go first: training does not wait."""
+    """Returns what has a call made, in its turn, by a thread that lets all others go first."""
     loop = asyncio.get_running_loop()
     pool = ThreadPoolExecutor(1, "aside", _give_way)
     return lambda call: loop.call_soon_threadsafe(loop.run_in_executor, pool, call)
@@ -115,25 +114,40 @@ class Ending(Enum):
     DEPOSED = auto()  # another one leads
 
 
-class _Seen:
-    """Collects the metrics of this aggregator, whether it leads or stands by.
+class _Service:
+    """The process, once its store is open: it leads, or leads and follows in turn.
 
     Args:
-        config: Its settings.
-
-    Attributes:
-        leader: While it leads.
+        given: Settings by name, without those that the run of the store has.
+        config: All of them.
+        context: For sockets.
+        store: Open.
+        tape: If the process keeps one.
+        stop: Ends it.
+        ready: Called with each core that is about to lead.
     """
 
-    def __init__(self, config: AggregatorConfig) -> None:
-        self._config = config
-        self.leader: Leader | None = None
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        config: AggregatorConfig,
+        context: Context,
+        store: Store,
+        tape: Tape | None,
+        stop: asyncio.Event,
+        ready: Callable[[Aggregator], None],
+    ) -> None:
+        self._given, self._config, self._context = given, config, context
+        self._store, self._tape, self._stop, self._ready = store, tape, stop, ready
+        self._leader: Leader | None = None  # while this process leads
+
+    # --- metrics --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> AggregatorSnapshot:
         """Returns the figures of the moment."""
-        leading = None if self.leader is None else self.leader.leading()
+        leading = None if self._leader is None else self._leader.leading()
         return AggregatorSnapshot(
-            run_id=self._config.run_id, shard=self._config.shard, leading=leading, wall_s=time.time()
+            run_id=self._config.run_id, shard=self._config.shard, leading=leading, wall_s=clocks.wall()
         )
 
     def families_of(self, snapshot: AggregatorSnapshot) -> list[Family]:
@@ -145,9 +159,93 @@ class _Seen:
         free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
         return families_of(replace(snapshot, store_free_bytes=free, store_size_bytes=size))
 
+    # --- its course -----------------------------------------------------------------------------------------------
+
+    async def run(self, loaded: Loaded) -> Ending:
+        """Leads, or follows until it may lead, from what the store holds."""
+        if not self._config.failover:
+            return await self._lead(loaded, None)
+        while True:
+            term = await self._follow(loaded)
+            if isinstance(term, Ending):
+                return term
+            async with term:
+                loaded = load_for(self._store, self._config)
+                self._config = settled(self._given, loaded.run)  # of the run that it has followed
+                ending = await self._lead(loaded, term)
+            if ending is not Ending.DEPOSED:
+                return ending
+            loaded = load_for(self._store, self._config, mendable=True)
+
+    def _registry(self) -> Registry:
+        return Registry(self._config.redis_url or DEFAULT_REDIS_URL, self._config.run_id)
+
+    async def _follow(self, loaded: Loaded) -> Term | Ending:
+        """Stands by until this process may lead, or it is stopped, or the run has ended."""
+        config, store, registry = self._config, self._store, self._registry()
+        lease = LeaseKey(registry, config.shard)
+        follower = Follower(config, self._given, self._context, store, loaded, lease)
+        log.info(
+            "aggregator.stands_by", run=config.run_id, broker=config.broker, name=store.name, redis=registry.address
+        )
+        lead = None
+        try:
+            lead = await follower.run(self._stop)
+        finally:
+            if lead is None:
+                await registry.aclose()
+        if lead is None:
+            return Ending.OVER if follower.ended else Ending.STOPPED
+        return Term(store.name, lead, registry, config.shard)
+
+    async def _lead(self, loaded: Loaded, term: Term | None, *, least_epoch: int = 1) -> Ending:
+        """Leads until the run has ended, or it is stopped or deposed."""
+        config, store, registry = self._config, self._store, self._registry()
+        leader = Leader(config, self._context, store, loaded, self._tape, registry, term, least_epoch=least_epoch)
+        epoch = leader.core.run.epoch
+        log.info(
+            "aggregator.ready",
+            run=config.run_id,
+            broker=config.broker,
+            store=str(config.store),
+            epoch=epoch,
+            redis=registry.address,
+        )
+        copier = Copier.of(config, name=store.name, epoch=epoch)
+        if copier is not None:
+            leader.report_too(copier.troubles)
+        self._ready(leader.core)
+        self._leader = leader
+        try:
+            try:
+                await leader.run(self._stop)
+            finally:
+                self._leader = None
+                await leader.close()
+            if copier is not None and leader.lineage is None and leader.deposed is None:
+                await _copy_last(copier, leader)
+        finally:
+            if copier is not None:
+                copier.abandon()  # unless it has ended
+            await registry.aclose()
+        if leader.lineage is not None:
+            order = leader.lineage
+            store.begin_lineage(order.above, order.epoch)
+            log.warning("store.new_lineage", above=str(dict(order.above)), epoch=order.epoch)
+            return await self._lead(load_for(store, config), term, least_epoch=order.epoch)
+        if leader.deposed is None:
+            log.info("aggregator.ended", run=config.run_id, phase=leader.core.run.phase)
+            return Ending.OVER if leader.core.run.phase is Phase.ENDED else Ending.STOPPED
+        log.warning("aggregator.deposed", epoch=epoch, by=leader.deposed.holder, their_epoch=leader.deposed.epoch)
+        return Ending.DEPOSED
+
 
 async def serve(
-    given: Mapping[str, Any], *, stop: asyncio.Event, ready: Callable[[Aggregator], None] = lambda _: None
+    given: Mapping[str, Any],
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[Aggregator], None] = lambda _: None,
+    context: Context | None = None,
 ) -> Ending:
     """Runs the aggregator until the run ends or ``stop`` is set; writes the report, returns the ending.
 
@@ -156,6 +254,7 @@ async def serve(
             others.
         stop: Ends the aggregator within about a second, wherever the run stands.
         ready: Called once with the core, when the store is loaded; for tests to look at.
+        context: For sockets; ended here if it is made here.
 
     Raises:
         ConfigError: A setting cannot work, such as a store that belongs to another run, or is not that of its run.
@@ -184,108 +283,19 @@ async def serve(
             )
         )
         loaded = load_for(store, config, mendable=config.failover)
-        context = Context()
-        stack.callback(context.term)
-        seen = _Seen(config)
+        if context is None:
+            context = Context()
+            stack.callback(context.term)
+        service = _Service(given, config, context, store, tape, stop, ready)
         try:
-            async with served(config.metrics_host, config.metrics_port, seen.snapshot, seen.families_of):
-                if not config.failover:
-                    return await _lead(config, context, store, loaded, tape, None, stop, ready, seen)
-                while True:
-                    term = await _follow(config, given, context, store, loaded, stop)
-                    if isinstance(term, Ending):
-                        return term
-                    async with term:
-                        loaded = load_for(store, config)
-                        config = settled(given, loaded.run)  # of the run that it has followed
-                        ending = await _lead(config, context, store, loaded, tape, term, stop, ready, seen)
-                    if ending is not Ending.DEPOSED:
-                        return ending
-                    loaded = load_for(store, config, mendable=True)
+            async with served(config.metrics_host, config.metrics_port, service.snapshot, service.families_of):
+                return await service.run(loaded)
         except BaseExceptionGroup as group:
             # A task met something that somebody must put right: that is what is to be said, not which task it was.
             curable = group.subgroup((ConfigError, Unavailable))
             if curable is None:
                 raise
             raise first_of(curable) from group
-
-
-async def _follow(
-    config: AggregatorConfig,
-    given: Mapping[str, Any],
-    context: Context,
-    store: Store,
-    loaded: Loaded,
-    stop: asyncio.Event,
-) -> Term | Ending:
-    """Stands by until this process may lead, or it is stopped, or the run has ended."""
-    registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
-    follower = Follower(config, given, context, store, loaded, LeaseKey(registry, config.shard))
-    log.info("aggregator.stands_by", run=config.run_id, broker=config.broker, name=store.name, redis=registry.address)
-    lead = None
-    try:
-        lead = await follower.run(stop)
-    finally:
-        if lead is None:
-            await registry.aclose()
-    if lead is None:
-        return Ending.OVER if follower.ended else Ending.STOPPED
-    return Term(store.name, lead, registry, config.shard)
-
-
-async def _lead(
-    config: AggregatorConfig,
-    context: Context,
-    store: Store,
-    loaded: Loaded,
-    tape: Tape | None,
-    term: Term | None,
-    stop: asyncio.Event,
-    ready: Callable[[Aggregator], None],
-    seen: _Seen,
-    *,
-    least_epoch: int = 1,
-) -> Ending:
-    """Leads until the run has ended, or it is stopped or deposed."""
-    registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
-    leader = Leader(config, context, store, loaded, tape, registry, term, least_epoch=least_epoch)
-    epoch = leader.core.run.epoch
-    log.info(
-        "aggregator.ready",
-        run=config.run_id,
-        broker=config.broker,
-        store=str(config.store),
-        epoch=epoch,
-        redis=registry.address,
-    )
-    copier = Copier.of(config, name=store.name, epoch=epoch)
-    if copier is not None:
-        leader.report_too(copier.troubles)
-    ready(leader.core)
-    seen.leader = leader
-    try:
-        try:
-            await leader.run(stop)
-        finally:
-            seen.leader = None
-            await leader.close()
-        if copier is not None and leader.lineage is None and leader.deposed is None:
-            await _copy_last(copier, leader)
-    finally:
-        if copier is not None:
-            copier.abandon()  # unless it has ended
-        await registry.aclose()
-    if leader.lineage is not None:
-        order = leader.lineage
-        store.begin_lineage(order.above, order.epoch)
-        log.warning("store.new_lineage", above=str(dict(order.above)), epoch=order.epoch)
-        again = load_for(store, config)
-        return await _lead(config, context, store, again, tape, term, stop, ready, seen, least_epoch=order.epoch)
-    if leader.deposed is None:
-        log.info("aggregator.ended", run=config.run_id, phase=leader.core.run.phase)
-        return Ending.OVER if leader.core.run.phase is Phase.ENDED else Ending.STOPPED
-    log.warning("aggregator.deposed", epoch=epoch, by=leader.deposed.holder, their_epoch=leader.deposed.epoch)
-    return Ending.DEPOSED
 
 
 async def _copy_last(copier: Copier, leader: Leader) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -47,7 +46,7 @@ from aggregator.store.store import Store
 from aggregator.store.version_file import VersionFile
 from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.chunks.memory import ReusedMemory
-from broker.process import logs, model_folder
+from broker.process import clocks, logs, model_folder
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Encoded, Payload, Recipe
 from broker.wire.small_files import digest_of, joined, pack
@@ -241,7 +240,7 @@ class Workers:
 
     def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, durable: VersionFile) -> Made:
         """In the computing thread."""
-        began_s = time.monotonic()
+        began_s = clocks.monotonic()
         assert self._outer_step is not None, "a merge came before the warm-up"
         for each in tuple(self.durable.values()):
             each.release()  # what was read of it to be sent
@@ -254,7 +253,7 @@ class Workers:
             fragment=action.fragment_id,
             norm=merged.norm,
             mean_norm=merged.mean_norm,
-            took_s=time.monotonic() - began_s,
+            took_s=clocks.monotonic() - began_s,
         )
         if self._recorder is not None:
             decided = replace(action, parts=action.final_parts(made.cosines))

@@ -18,7 +18,6 @@ import json
 import math
 import os
 import shutil
-import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -159,7 +158,7 @@ class Rotation:
             lines=lines,
             lives=lives,
             dropped=max(header.dropped, header.segment - self._keep) if self._keep else header.dropped,
-            time_s=round(time.time(), 3),
+            time_s=round(clocks.wall(), 3),
             first=first,
             life=life,
         )
@@ -170,7 +169,7 @@ class Rotation:
             return self._next(replace(header_of(file), segment=number), file)
         except (OSError, EOFError, zlib.error) as err:  # damaged: lines are counted anew, and that is all
             log.warning("tape.segment_damaged", path=str(self._path), segment=number, detail=str(err))
-            return Header(segment=number + 1, time_s=round(time.time(), 3))
+            return Header(segment=number + 1, time_s=round(clocks.wall(), 3))
 
     def _put(self, header: Header, content: bytes = b"", *, instead_of: Path | None = None) -> int:
         """Puts a new file with its header in the tape's place, and the one there under another name."""

@@ -25,6 +25,7 @@ from aggregator.store.commit_file import Damaged, Header, read_header
 from aggregator.store.layout import commit_path, fragment_ids, mapped, run_path, versions
 from aggregator.store.replacing import TEMPORARY, flush
 from broker.base.errors import ConfigError, Unavailable
+from broker.process import clocks
 from broker.wire.names import check_name
 
 FILE = "snapshot.json"
@@ -155,7 +156,7 @@ def _linked(store: Path, building: Path) -> Snapshot | None:
     commits = {fragment_id: header.commit for fragment_id, header in headers.items()}
     return Snapshot(
         name="",
-        saved_at_s=round(time.time(), 3),
+        saved_at_s=round(clocks.wall(), 3),
         epoch=max(each.epoch for each in commits.values()),
         tokens=max(tokens_trained(each.ledger) for each in commits.values()),
         versions=newest,

@@ -41,7 +41,7 @@ from aggregator.store.replacing import TEMPORARY, flush, replace
 from aggregator.store.rotation import Aside, on_the_spot
 from aggregator.store.version_file import VersionFile, verified
 from broker.base.errors import LocalProtocolError, Unavailable
-from broker.process import logs
+from broker.process import chance, logs
 
 log = logs.get(__name__)
 
@@ -348,7 +348,7 @@ class Store:
                 return known
             name = known if not place else ""  # written before names had a place
             if not name:
-                name = f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:40]}-{os.urandom(4).hex()}"
+                name = f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:40]}-{chance.hexadecimal(4)}"
             if place:
                 log.warning("store.renamed", path=str(self._directory), was=known, name=name, reason="a copy")
 

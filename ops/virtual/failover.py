@@ -1,12 +1,13 @@
 """Aggregators that stand by, and the Redis that holds their lease, in virtual time.
 
 A :class:`Station` is one aggregator's disk with the process that runs on it: a :class:`SimCandidate` while it stands
-by, a :class:`~ops.virtual.aggregator.SimAggregator` while it leads. The scripts of :mod:`aggregator.process.lease` are
-here again, in Python; the real ones are tested on a real server.
+by, a :class:`~ops.virtual.aggregator.SimAggregator` while it leads. The lease is changed by the real scripts of
+:mod:`aggregator.process.lease`.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +16,15 @@ from typing import Any
 
 import msgpack
 
+from aggregator.process.lease import END, GIVE_UP, RENEW, TAKE
 from aggregator.standby import candidate_events as cand
 from aggregator.standby.candidate import Candidate
 from aggregator.state.founding import Founding
 from aggregator.state.records import commit_from_map
 from broker.wire import messages as m
 from broker.wire.records import LeaseView
+from ops.devices import lua
+from ops.devices.redis_commands import Data
 from ops.faults.kinds import Fault, FaultKind, Role, role_of
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.plan import REDIS, Point, station_names
@@ -31,6 +35,7 @@ from ops.virtual.world import Disk, World
 NO_ANSWER_S = 0.5
 #: Share of calls, while troubles last, that were given up when they arrived, after later ones.
 LATE_CALLS = 0.02
+_KEY = "lease"
 #: Share of answers that are lost on the way back, while troubles last: it was done, and nobody knows.
 LOST_ANSWERS = 0.02
 
@@ -44,12 +49,11 @@ class SimLease:
         self._rng = random.Random(f"{simulation.plan.seed}/redis{suffix}")
         self._late = random.Random(f"{simulation.plan.seed}/redis{suffix}, late")
         self._clock = simulation.clock("redis")
-        self.held = LeaseView()
-        self._renewed_at_s = 0.0
-        self._renewal = 0  # its number, in the key
-        self._history: list[tuple[float, LeaseView, float, int]] = []
+        self._data = Data(lambda: self._clock.now_s)
+        self._snapshots: dict[float, Data] = {}  # what came back of each fault that has old data come back
         for fault in simulation.plan.faults:
             if role_of(fault.targets[0]) is Role.REDIS and fault.kind is not FaultKind.STOP:
+                simulation.queue.at(fault.at_s / 2, partial(self._keep, fault))
                 simulation.queue.at(fault.at_s + fault.for_s, partial(self._come_back, fault))
 
     def call(
@@ -79,61 +83,47 @@ class SimLease:
             queue.after(NO_ANSWER_S, silent)
         queue.after(there_s, do)
 
+    @property
+    def held(self) -> LeaseView:
+        """What the key has."""
+        return LeaseView.of(self._data.run("HGETALL", _KEY), self._clock.now_s)
+
     def read(self) -> LeaseView:
         """As :meth:`aggregator.process.lease.LeaseKey.read`."""
-        return replace(self.held, age_s=self._clock.now_s - self._renewed_at_s)
+        return self.held
 
     def take(self, name: str, expected_epoch: int, epoch: int, store_epoch: int, lease_s: float) -> bool:
-        """As the script of :meth:`aggregator.process.lease.LeaseKey.take`."""
-        held = self.read()
-        lease = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name}))
-        if held.holder:
-            may = name in held.in_sync and held.expired(lease_s)
-            older = held.epoch < store_epoch
-            granted = held.epoch == expected_epoch and (may or older)
-            if not older:
-                lease = replace(lease, in_sync=held.in_sync, synced=held.synced)
-        else:
-            granted = expected_epoch == 0
-        if granted:
-            self._set(lease)
-        return granted
+        """As :meth:`aggregator.process.lease.LeaseKey.take`."""
+        return bool(self._run(TAKE, name, expected_epoch, epoch, lease_s, store_epoch))
 
     def renew(
         self, name: str, epoch: int, in_sync: tuple[str, ...], number: int, *, confirmed: bool
     ) -> tuple[bool, str, int]:
-        """As the script of :meth:`aggregator.process.lease.LeaseKey.renew`."""
-        held = self.held
-        granted = confirmed and (not held.holder or held.epoch < epoch)
-        if (held.holder, held.epoch) == (name, epoch):
-            granted = self._renewal < number
-        if granted:
-            renewed = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name, *in_sync}), synced=epoch)
-            self._set(renewed, number)
-        return granted, self.held.holder, self.held.epoch
+        """As :meth:`aggregator.process.lease.LeaseKey.renew`."""
+        sync = json.dumps(sorted({name, *in_sync}))
+        granted, holder, under = self._run(RENEW, name, epoch, sync, number, int(confirmed), "[]")
+        return bool(granted), holder, int(under)
 
     def give_up(self, name: str, epoch: int, to: str) -> None:
-        """As the script of :meth:`aggregator.process.lease.LeaseKey.give_up`."""
-        if (self.held.holder, self.held.epoch) == (name, epoch):
-            self._set(LeaseView(holder=to, epoch=epoch, in_sync=frozenset({to})))
-            self._renewed_at_s = -1e9
+        """As :meth:`aggregator.process.lease.LeaseKey.give_up`."""
+        self._run(GIVE_UP, name, epoch, to)
 
     def end(self, name: str, epoch: int) -> None:
-        """As the script of :meth:`aggregator.process.lease.LeaseKey.end`."""
-        if (self.held.holder, self.held.epoch) == (name, epoch):
-            self.held = replace(self.held, ended=True)
+        """As :meth:`aggregator.process.lease.LeaseKey.end`."""
+        self._run(END, name, epoch)
 
-    def _set(self, lease: LeaseView, renewal: int = 0) -> None:
-        self.held, self._renewed_at_s, self._renewal = lease, self._clock.now_s, renewal
-        self._history.append((self._simulation.queue.now_s, lease, self._renewed_at_s, renewal))
+    def _run(self, script: str, *arguments: object) -> Any:
+        return lua.run(script, self._data.call, [_KEY], [str(each) for each in arguments])
+
+    def _keep(self, fault: Fault) -> None:
+        self._snapshots[fault.at_s] = self._data.kept()
 
     def _come_back(self, fault: Fault) -> None:
         """With nothing, or with what was there earlier."""
-        self.held, self._renewed_at_s, self._renewal = LeaseView(), 0.0, 0
         if fault.kind is FaultKind.STALE:
-            for at_s, held, renewed_at_s, renewal in self._history:
-                if at_s <= fault.at_s / 2:
-                    self.held, self._renewed_at_s, self._renewal = held, renewed_at_s, renewal
+            self._data.back_to(self._snapshots[fault.at_s])
+        else:
+            self._data.wipe()
 
 
 def _silences(fault: Fault, station: str) -> bool:

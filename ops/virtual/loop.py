@@ -37,6 +37,10 @@ RESOLUTION_S = 1e-9
 LAST_TURNS = 1_000
 
 
+#: Makes the transport of a new connection to a server.
+Accept = Callable[["Process", asyncio.Protocol], asyncio.Transport]
+
+
 class Killed(SystemExit):
     """Ends the process that raises it as SIGKILL would: for devices in which a process is to die."""
 
@@ -72,6 +76,7 @@ class VirtualTime:
         now_s: The true time; each process reads its own clock.
         failures: Errors that no task has caught, with their traces: each is a failure of the seed.
         running: The process that does something at the moment.
+        servers: Host and port -> who accepts what processes connect there.
         on_turn: Told of each turn: true time, process, number of callbacks. What two runs of a seed must agree on.
     """
 
@@ -81,6 +86,7 @@ class VirtualTime:
         self.running: Process | None = None
         self.on_turn: Callable[[float, str, int], None] | None = None
         self.processes: list[Process] = []
+        self.servers: dict[tuple[str, int], Accept] = {}
         self._queue = EventQueue()
         self._drawn: Counter[tuple[str, str]] = Counter()
         self.at, self.after, self.run_until = self._queue.at, self._queue.after, self._queue.run_until
@@ -170,7 +176,6 @@ class Process(asyncio.AbstractEventLoop):
         self._read: Callable[[], float] = clocks.SteadyClock(lambda: clock.now_s) if wrong else lambda: time.now_s
         self._ready: deque[asyncio.Handle] = deque()
         self._watched: list[tuple[Callable[[], bool], Callable[[], object]]] = []  # descriptors
-        self._dropped: deque[asyncio.Handle] = deque()  # what was ready as it was killed: steps of tasks among them
         self._awake = False  # a turn is on the heap,
         self._due = 0  # with so many callbacks
         self._frozen_until_s = 0.0
@@ -210,7 +215,6 @@ class Process(asyncio.AbstractEventLoop):
         if self.alive:
             self.alive = False
             self._kept = sorted(asyncio.all_tasks(self), key=hash)  # else Python's collector would close them
-            self._dropped, self._ready = self._ready, deque()
             for call in self.ended:
                 call()
 
@@ -229,18 +233,17 @@ class Process(asyncio.AbstractEventLoop):
     def bury(self) -> None:
         """Has the tasks of a dead process end, at the end of a seed: so nothing is left to Python's collector."""
         self._buried = True
-        tasks, self._kept = self._kept, []
-        for task in tasks:
-            task.cancel()
-        self._ready.extendleft(reversed(self._dropped))
         for _ in range(LAST_TURNS):
-            if not self._ready:
-                break
+            if not self._ready:  # what is left waits for something, though it may have been told before
+                tasks = sorted((task for task in asyncio.all_tasks(self) if not task.done()), key=hash)
+                if not tasks:
+                    break
+                for task in tasks:
+                    task.cancel()
+                    task.add_done_callback(_looked_at)
             self._due = len(self._ready)
             self._callbacks()
-        for task in tasks:
-            if task.done() and not task.cancelled():
-                task.exception()  # nobody else will ask
+        self._kept.clear()
 
     # --- turns ---
 
@@ -268,12 +271,12 @@ class Process(asyncio.AbstractEventLoop):
         return timer
 
     def _wait_for(self, timer: asyncio.TimerHandle) -> None:
-        if timer.cancelled():
+        if timer.cancelled() or not self.alive:
             return
         left_s = timer.when() - self.time()
-        if left_s <= RESOLUTION_S or self._buried:
+        if left_s <= RESOLUTION_S:
             self._put(timer)
-        elif self.alive:
+        else:
             # A clock that is wrong is looked at again when its rate changes.
             self.virtual.at(self.clock.true_s(self.clock.now_s + left_s), lambda: self._wait_for(timer))
 
@@ -283,9 +286,8 @@ class Process(asyncio.AbstractEventLoop):
         self._wake()
 
     def _put(self, handle: asyncio.Handle) -> None:
-        if self.alive or self._buried:
-            self._ready.append(handle)
-            self._wake()
+        self._ready.append(handle)  # of a dead process for its burial: whoever waits must be told to end
+        self._wake()
 
     def _wake(self) -> None:
         if not self._awake and self.alive:
@@ -326,7 +328,7 @@ class Process(asyncio.AbstractEventLoop):
 
     def _run_ready(self) -> None:
         for _ in range(self._due):
-            if not self._ready:
+            if not (self.alive or self._buried):
                 return  # it was killed by one of them
             handle = self._ready.popleft()
             if not handle.cancelled():
@@ -397,6 +399,16 @@ class Process(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(None)
         return func(*args)
 
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        """Connects to a server of virtual time; raises ConnectionRefusedError where there is none."""
+        accept = self.virtual.servers.get((host, port))
+        if accept is None:
+            raise ConnectionRefusedError(111, "Connection refused")
+        protocol = protocol_factory()
+        transport = accept(self, protocol)
+        protocol.connection_made(transport)
+        return transport, protocol
+
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:  # type: ignore[override]
         """Has a callback run upon :meth:`signal`."""
         self._signals[sig] = callback, args
@@ -426,3 +438,8 @@ class Process(asyncio.AbstractEventLoop):
 
     def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
         """It stays on the heap until its time."""
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody else will ask

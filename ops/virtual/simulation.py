@@ -74,22 +74,22 @@ class Simulation(World):
         self.plan = plan
         self.works = works or Counting(plan.model(), plan.tokens_per_step)
         self.note = on_note or self.keep
-        self.queue = EventQueue()
+        self.queue = self.make_queue()
         self.rng = random.Random(plan.seed)
         self.network = network(self)
         self._clocks: dict[str, Clock] = {}
         self.passages = Passages(plan.crash_points)
-        self.leases = [SimLease(self, shard) for shard in range(plan.config.shards)]
+        self.leases = self.make_leases()
         rogues = {island.island_id: island.manner for island in plan.islands if island.manner is not None}
         claims = {name: LIES[manner].tokens for name, manner in rogues.items() if manner in LIES}
         sizes = {name: times for name, times in claims.items() if times > 1}
         self.invariants = Invariants(rogues=frozenset(rogues), sizes=sizes, watching=watching)
         self.trace: list[tuple[float, str, str, str]] = []
-        self.brokers = [SimBroker(self, place) for place in range(plan.brokers)]
+        self.brokers = [self.make_broker(place) for place in range(plan.brokers)]
         self.islands: dict[str, SimIsland] = {}
         self.processes: dict[str, Process] = {}
         self.leaders: dict[int, SimAggregator] = {}  # whoever led each shard last
-        self.stations = [Station(self, number, Disk()) for number in range(plan.config.shards * (1 + plan.standbys))]
+        self.stations = [self.make_station(number) for number in range(plan.config.shards * (1 + plan.standbys))]
         self._lives: dict[str, int] = {}
         for station in self.stations:
             station.start()
@@ -120,6 +120,22 @@ class Simulation(World):
                     self.queue.at(fault.at_s, partial(self.cut_power, fault.for_s))
                 case _:
                     pass  # looked at with each message, and each call of Redis
+
+    def make_queue(self) -> EventQueue:
+        """Returns the time of this run."""
+        return EventQueue()
+
+    def make_broker(self, place: int) -> SimBroker:
+        """Returns a new process of a broker."""
+        return SimBroker(self, place)
+
+    def make_leases(self) -> list[SimLease]:
+        """Returns the lease of each shard."""
+        return [SimLease(self, shard) for shard in range(self.plan.config.shards)]
+
+    def make_station(self, number: int) -> Station:
+        """Returns the machine of an aggregator."""
+        return Station(self, number, Disk())
 
     def run(self, limit_s: float) -> bool:
         """Runs until every island has finished, at most ``limit_s`` of virtual time; returns whether it ended."""
@@ -235,7 +251,7 @@ class Simulation(World):
         self.brokers[place].kill()
 
         def restart() -> None:
-            self.brokers[place] = SimBroker(self, place)
+            self.brokers[place] = self.make_broker(place)
 
         self.queue.after(restart_s, restart)
 

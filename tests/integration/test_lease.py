@@ -9,7 +9,7 @@ from broker.base.errors import Unavailable
 from broker.registry.registry import Registry
 from broker.wire.records import LeaseView
 from tests.coroutines import given_by
-from tests.integration.test_registry import with_registry
+from tests.integration.test_registry import in_virtual_time, with_registry
 
 LEASE_S = 0.2
 #: Of who asks whether a lease has run out already: this one has not, however long the requests take.
@@ -42,12 +42,18 @@ class Shard:
         await self.registry.attempt(lambda redis: redis.delete(self.registry.key("lease", "0")))
 
 
-@pytest.fixture
-def shard(shared_server, request):
-    """Runs a coroutine function with the shard of this test alone."""
+@pytest.fixture(params=["a server", "in virtual time"])
+def shard(request):
+    """Runs a coroutine function with the shard of this test alone: the simulated Redis answers as a real one does."""
 
     def run(use):
-        return with_registry(shared_server.url, f"{request.node.name:.60}", lambda registry: use(Shard(registry)))
+        def with_shard(registry):
+            return use(Shard(registry))
+
+        if request.param == "in virtual time":
+            return in_virtual_time(with_shard)
+        url = request.getfixturevalue("shared_server").url
+        return with_registry(url, f"{request.function.__name__:.60}", with_shard)
 
     return run
 

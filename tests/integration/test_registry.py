@@ -18,10 +18,12 @@ from broker.registry import registry
 from broker.registry.registry import Registry
 from broker.wire.records import BrokerRecord, FragmentRecord, MemberRecord, RunTotals
 from ops import cli
+from ops.devices.redis import Redis
 from ops.processes import redis_server
 from ops.processes.cluster import free_ports
 from ops.run import up
 from ops.run.prepare import prepare
+from ops.virtual.loop import VirtualTime
 from tests.coroutines import given_by
 from tests.local_run import RedisServer
 
@@ -66,10 +68,27 @@ def with_registry(url, run_id, use):
     return asyncio.run(main())
 
 
-@pytest.fixture
-def of_one_run(url, request):
+def in_virtual_time(use):
+    """Runs a coroutine function with a registry on the Redis of virtual time."""
+
+    async def main():
+        async with contextlib.aclosing(Registry("redis://redis:6379", "r")) as registry:
+            await use(registry)
+
+    with VirtualTime(seed=1) as virtual:
+        virtual.servers["redis", 6379] = Redis(virtual).accept
+        done = virtual.process("a").start(main())
+        virtual.run_until(60.0, done.done)
+        assert done.done()
+        done.result()
+
+
+@pytest.fixture(params=["a server", "in virtual time"])
+def of_one_run(request):
     """Runs a coroutine function with an open registry, of a run of this test's own."""
-    return functools.partial(with_registry, url, f"{request.node.name:.60}")
+    if request.param == "in virtual time":
+        return in_virtual_time
+    return functools.partial(with_registry, request.getfixturevalue("url"), f"{request.function.__name__:.60}")
 
 
 def member(island_id, **changes):

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30
 
 _COPIED = ("broker", "islands", "aggregator", "ops", "tests", "examples", "benchmarks", "pyproject.toml")
+_COMPILED = Path("aggregator/merge/__pycache__")
 
 _OPTIONS = (
     *("-q", "-rfE", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--durations=0", f"--timeout={LIMIT_S}"),
@@ -76,6 +77,10 @@ class Copy:
                 shutil.copytree(source, directory / name, ignore=ignore)
             else:
                 shutil.copy(source, directory / name)
+        compiled = directory / _COMPILED
+        compiled.mkdir()
+        for each in (ROOT / _COMPILED).glob("*.nb[ci]"):  # else each run of a merge compiles its kernels anew
+            shutil.copy2(each, compiled)
 
     def try_one(self, mutant: Mutant) -> Verdict:
         """Applies a mutant, runs its tests, and takes it back; every one of them must fail.

@@ -74,6 +74,14 @@ PROGRESS = (
     ),
     Mutant(
         6,
+        "a pause grows with each leader that takes contributions with it",
+        "broker/routing/resending.py::Backoff.unheard",
+        "self.due_at_s, self.excused = min(self.due_at_s, now_s), True",
+        "self.excused = False",
+        "sim/test_real_hub.py::test_what_leaders_took_with_them_goes_again_at_once_however_many_they_were",
+    ),
+    Mutant(
+        6,
         "a quarantine never ends",
         "aggregator/rules/quarantine.py::Quarantine.holds",
         "return offender is not None and now_s < offender.until_s",

@@ -53,6 +53,14 @@ VERSIONS = (
         "unit/aggregator_standby/test_candidate.py::test_every_wait_begins_again_with_a_broker_that_has_yet_to_hear_the_others",
     ),
     Mutant(
+        1,
+        "a store leads whose broker has yet to hear the others",
+        "aggregator/standby/candidate.py::Candidate._what_speaks_against",
+        "now_s - max(each.since_s for each in answering)",
+        "now_s - self._began_at_s",
+        "sim/test_real_hub.py::test_nobody_leads_before_who_could_object_was_heard",
+    ),
+    Mutant(
         2,
         "a copy of a merged contribution is not recognised",
         "aggregator/ledger/admission.py::_recognise",
@@ -186,7 +194,7 @@ VERSIONS = (
     Mutant(
         3,
         "the lease goes to one that is not in sync",
-        "aggregator/process/lease.py::_TAKE",
+        "aggregator/process/lease.py::TAKE",
         "member = member or name == ARGV[1]",
         "member = true",
         "integration/test_lease.py::test_only_who_is_in_sync_takes_over_and_only_when_it_has_run_out",
@@ -299,7 +307,7 @@ VERSIONS = (
     Mutant(
         5,
         "the lease is taken before it has run out",
-        "aggregator/process/lease.py::_TAKE",
+        "aggregator/process/lease.py::TAKE",
         "(age >= tonumber(ARGV[4]) or age < 0)",
         "(age >= 0 or age < 0)",
         "integration/test_lease.py::test_only_who_is_in_sync_takes_over_and_only_when_it_has_run_out",
