@@ -243,3 +243,27 @@ def test_random_bits_are_drawn_by_the_process_that_asks(virtual):
     assert len(a.run(chance.hexadecimal, 6)) == 12
     with VirtualTime(1) as again:
         assert again.process("a").run(chance.bits, 64) == drawn[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_tasks_that_had_not_begun_or_were_about_to_go_on_end_with_their_process(virtual):
+    process, seen = virtual.process("a"), []
+    process.turn_s = (1.0, 1.0)
+
+    async def child():
+        seen.append("child")
+
+    async def main():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(child())
+            try:
+                await asyncio.sleep(0)
+            finally:
+                seen.append("finally")
+
+    process.start(main())
+    virtual.at(1.5, process.kill)
+    virtual.run_until(5.0)
+    assert seen == []
+    virtual.close()
+    assert seen == ["finally"]
