@@ -71,7 +71,7 @@ def test_a_child_waits_for_no_thread_and_no_lock_of_its_parent():
     held, free = threading.Event(), threading.Event()
 
     def reads():
-        with clocks.monotonic._lock:
+        with clocks._source.monotonic._lock:
             held.set()
             free.wait(20)
 
