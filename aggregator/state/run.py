@@ -441,10 +441,8 @@ class Run:
         self.config = replace(self.config, **{name: getattr(recipe, name) for name in RECIPE})
         self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
         self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
-        c = self.config
-        if c.pacing is Pacing.LOCKSTEP:
-            self.pacer = Lockstep(self.moving)
-        else:
+        c, self.pacer = self.config, Lockstep(self.moving)
+        if c.pacing is not Pacing.LOCKSTEP:
             fastest = (c.quorum or c.islands) if c.pacing is Pacing.FIXED else 0
             self.pacer = Pacer(manifest.moving, c.sync_interval, self.clock, frozenset(self.moving), fastest=fastest)
         self.interval = Interval(c.sync_interval, len(self.moving))

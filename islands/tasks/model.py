@@ -138,7 +138,7 @@ def init(key: jax.Array, config: ModelConfig, dtype: jax.typing.DTypeLike = jnp.
 
 
 def loss(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
-    """Returns the mean nats per token of predicting ``tokens[:, 1:]``, plus the balance term of a mixture of experts.
+    """Returns the mean nats per predicted token, plus the balance term of a mixture of experts.
 
     Args:
         params: Parameters as from :func:`init`.

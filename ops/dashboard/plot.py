@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from aggregator.interface.notes import VersionCommitted
 from ops import run_directory
 from ops.dashboard.watched_run import WatchedRun
 from ops.inspect.tapes import Line
@@ -52,7 +53,7 @@ class Contributors:
 
     def take(self, line: Line) -> None:
         """Adds a version if the line tells of one; the oldest fall out."""
-        if line.get("note") != "version.committed":
+        if line.get("note") != VersionCommitted.name:
             return
         fields = line["fields"]
         rows = [[each.get(name) for name in _CONTRIBUTION] for each in fields.get("contributions", ())]

@@ -233,10 +233,11 @@ class Process(asyncio.AbstractEventLoop):
     def bury(self) -> None:
         """Has the tasks of a dead process end, at the end of a seed: so nothing is left to Python's collector."""
         self._buried = True
-        for _ in range(LAST_TURNS):
-            if not self._ready:  # what is left waits for something, though it may have been told before
+        for turn in range(LAST_TURNS):
+            # Before any of them goes on; and again when what is left waits for something, though it has been told.
+            if not turn or not self._ready:
                 tasks = sorted((task for task in asyncio.all_tasks(self) if not task.done()), key=hash)
-                if not tasks:
+                if not tasks and not self._ready:
                     break
                 for task in tasks:
                     task.cancel()
