@@ -73,7 +73,7 @@ class StoreFallenBehind(Note, name="store.behind", level="warning"):
 
 
 class StoreNotBehind(Note, name="store.not_behind", level="warning"):
-    """It was not behind after all."""
+    """A store that was taken for an older one is the newest after all."""
 
     detail: str
     after_s: float
@@ -86,7 +86,7 @@ class StoreBack(Note, name="store.back"):
 
 
 class BrokerBack(Note, name="broker.back"):
-    """A broker answers again: whoever speaks through it counts as just heard."""
+    """A broker answers again: its islands count as just heard."""
 
     broker: int
     open_rounds: int
@@ -102,19 +102,19 @@ class StandbyCame(Note, name="standby.came"):
 
 
 class StandbyLost(Note, name="standby.lost"):
-    """It is heard no more."""
+    """A standby has fallen silent."""
 
     standby: str
 
 
 class StandbyInSync(Note, name="standby.in_sync"):
-    """It has every published version: it may take over."""
+    """A standby has every published version: it may take over."""
 
     standby: str
 
 
 class StandbyLags(Note, name="standby.lags"):
-    """It has not, and may not."""
+    """A standby lacks published versions: it may not take over."""
 
     standby: str
 
@@ -133,7 +133,7 @@ class LeaseUnknown(Note, name="lease.unknown"):
 
 
 class LeaseBack(Note, name="lease.back"):
-    """It says so again."""
+    """Redis says again who leads."""
 
 
 class LeaseGivenUp(Note, name="lease.given_up"):
@@ -156,7 +156,7 @@ class LeaderFollowed(Note, name="leader.followed"):
 
 
 class ReplicaNotDurable(Note, name="replica.not_durable", level="warning"):
-    """What the leader sent could not be written here."""
+    """A standby could not write a commit of the leader."""
 
     detail: str
 

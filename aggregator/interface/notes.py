@@ -42,7 +42,7 @@ class SeederChosen(Note, name="seeder.chosen"):
 
 
 class SeederPassedOver(Note, name="seeder.passed_over"):
-    """It has not brought it in time, and another is asked."""
+    """An island has not brought version 0 in time, and another is asked."""
 
     island: str
     incarnation: int
@@ -102,7 +102,7 @@ class ModelFilesKept(Note, name="files.kept"):
 
 
 class ModelFilesNotKept(Note, name="files.not_kept", level="warning"):
-    """They could not be written, or are not those of the digest."""
+    """The model's small files could not be written, or do not have the digest."""
 
     island: str
     detail: str
@@ -154,13 +154,13 @@ class IslandLeft(Note, name="island.left"):
 
 
 class IslandStanding(Note, name="island.standing"):
-    """It makes no steps, so that rounds do not wait for it."""
+    """An island makes no steps, and rounds do not wait for it."""
 
     island: str
 
 
 class IslandAdvancing(Note, name="island.advancing"):
-    """It makes steps again."""
+    """An island makes steps again."""
 
     island: str
 
@@ -173,13 +173,13 @@ class IslandDoubted(Note, name="island.doubted", level="warning"):
 
 
 class IslandBelieved(Note, name="island.believed"):
-    """They are believed again."""
+    """An island's claims are believed again."""
 
     island: str
 
 
 class IslandCorrupted(Note, name="island.corrupted", level="warning"):
-    """It has found a fragment corrupt in its memory, for the ``times``-th time in this life."""
+    """An island has found a fragment corrupt in its memory, for the ``times``-th time in this life."""
 
     island: str
     fragment: int
@@ -233,7 +233,7 @@ class FleetDiverging(Note, name="fleet.diverging", level="warning"):
 
 
 class FleetAgrees(Note, name="fleet.agrees"):
-    """They agree again."""
+    """The islands' directions agree again."""
 
     agreement: float
     usual: float
@@ -251,7 +251,7 @@ class BlockGiven(Note, name="block.given"):
 
 
 class BlockEnded(Note, name="block.ended"):
-    """They are nobody's any more; up to ``reached`` they were trained."""
+    """Batches have no owner any more; they were trained up to ``reached``."""
 
     block: int
     to_batch: int
@@ -265,7 +265,7 @@ class BlockEnded(Note, name="block.ended"):
 
 
 class RoundOpened(Note, name="round.opened", level="debug"):
-    """So many islands were asked, and so many contributions were held for it."""
+    """A round of a fragment begins: how many islands are asked, and contributions held for it."""
 
     round: int
     fragment: int
@@ -275,7 +275,7 @@ class RoundOpened(Note, name="round.opened", level="debug"):
 
 
 class RoundClosed(Note, name="round.closed", level="debug"):
-    """It is merged now; ``missing`` were waited for."""
+    """A round is merged now; ``missing`` were waited for."""
 
     round: int
     fragment: int
@@ -284,7 +284,7 @@ class RoundClosed(Note, name="round.closed", level="debug"):
 
 
 class RoundCancelled(Note, name="round.cancelled"):
-    """It had nothing to merge."""
+    """A round had nothing to merge."""
 
     round: int
     fragment: int
@@ -292,7 +292,7 @@ class RoundCancelled(Note, name="round.cancelled"):
 
 
 class ContributionAccepted(Note, name="contribution.accepted", level="debug"):
-    """It answers its round in time."""
+    """A contribution answers its round in time."""
 
     island: str
     fragment: int
@@ -302,7 +302,7 @@ class ContributionAccepted(Note, name="contribution.accepted", level="debug"):
 
 
 class ContributionHeld(Note, name="contribution.held", level="debug"):
-    """It is kept for the next round of its fragment."""
+    """A contribution is kept for the next round of its fragment."""
 
     island: str
     fragment: int
@@ -312,7 +312,7 @@ class ContributionHeld(Note, name="contribution.held", level="debug"):
 
 
 class ContributionRefused(Note, name="contribution.refused", level="warning"):
-    """It is never merged. Without steps where it had been let in before."""
+    """A contribution is never merged; without steps if it was admitted before."""
 
     island: str
     fragment: int
@@ -323,7 +323,7 @@ class ContributionRefused(Note, name="contribution.refused", level="warning"):
 
 
 class ContributionRetry(Note, name="contribution.retry", level="warning"):
-    """It is to be sent again."""
+    """A contribution must be sent again."""
 
     island: str
     fragment: int
@@ -334,7 +334,7 @@ class ContributionRetry(Note, name="contribution.retry", level="warning"):
 
 
 class NormsRestarted(Note, name="norms.restarted"):
-    """What is usual for norms is learned anew, from those of this round (island -> norm)."""
+    """The usual norms are learned anew, from those of this round (island -> norm)."""
 
     fragment: int
     round: int
@@ -411,7 +411,7 @@ class VersionDamaged(Note, name="version.damaged"):
 
 
 class VersionMended(Note, name="version.mended"):
-    """It is whole again."""
+    """A damaged version is whole again."""
 
     fragment: int
     version: int
@@ -435,7 +435,7 @@ class VersionsAdapted(Note, name="versions.adapted"):
 
 
 class IntervalChanged(Note, name="interval.changed"):
-    """Islands synchronize every so many ``steps``."""
+    """Islands synchronize every ``steps`` inner steps from now on."""
 
     steps: int
     was: int

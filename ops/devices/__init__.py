@@ -1,1 +1,1 @@
-"""What simulated processes have beside sockets: disks that crash and a Redis that fails."""
+"""Devices of simulated processes beside sockets: disks that crash and a Redis that fails."""

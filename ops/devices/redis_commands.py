@@ -1,4 +1,4 @@
-"""What a Redis in virtual time holds, and its commands: those that our registry and the lease use."""
+"""The data of a Redis in virtual time, and the commands that our registry and the lease use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ops.devices import lua
 
 
 class RedisError(Exception):
-    """What Redis answers instead of a result."""
+    """An error that Redis answers instead of a result."""
 
 
 class Data:
-    """What a server holds, and the commands on it; one at a time.
+    """The data of a server, and the commands on it, one at a time.
 
     Args:
         clock: Its wall clock, in seconds.

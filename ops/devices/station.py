@@ -26,16 +26,16 @@ from ops.virtual.queue import ClockTrouble
 
 
 class Watcher(Protocol):
-    """Who sees what the leaders of a run decide."""
+    """Observer of the decisions of a run's leaders."""
 
     def leads(self, station: Station, core: Aggregator) -> None:
         """A core is about to lead."""
 
     def hears(self, station: Station, event: agg.Event) -> None:
-        """It is about to be told something."""
+        """Called before a core takes an event."""
 
     def decides(self, station: Station, actions: Sequence[agg.Action]) -> None:
-        """It has answered, and nothing of that is carried out yet."""
+        """Called when a core has answered, before any action is carried out."""
 
 
 class Station:

@@ -38,7 +38,7 @@ class Frame(bytes):
         return self
 
     def get(self, name: int | str) -> Any:
-        """Returns what is said of its connection; raises ZMQError for what is not."""
+        """Returns a property of the connection; raises ZMQError for an unknown one."""
         if name not in self.said:
             raise zmq.ZMQError(errno.EINVAL)
         return self.said[name]

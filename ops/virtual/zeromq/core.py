@@ -27,7 +27,7 @@ LOOK_EVERY = 100
 
 
 class Out(Protocol):
-    """What takes messages of a socket."""
+    """The receiving end of a socket's messages."""
 
     @property
     def full(self) -> bool:
@@ -63,12 +63,12 @@ class Core:
 
     @property
     def most_bytes(self) -> int:
-        """Of a frame; 0 for any number."""
+        """Most bytes of a frame; 0 for any number."""
         return max(0, self.option(zmq.MAXMSGSIZE, -1))
 
     @property
     def asks(self) -> bool:
-        """Whether it asks whom to let in."""
+        """Returns whether the socket asks an authenticator."""
         return zmq.ZAP_DOMAIN in self._options
 
     def option(self, name: int, otherwise: int = 0) -> int:
@@ -271,7 +271,7 @@ class Core:
 
 
 class Monitor(Inlet):
-    """What a socket's monitor has said; it comes a while after the fact, in order."""
+    """The events of a socket's monitor, which come late and in order."""
 
     def __init__(self, context: Context, events: int) -> None:
         super().__init__(Pipe(0, lambda _: None))

@@ -177,7 +177,7 @@ class Network:
 
 
 class _Copy:
-    """What :mod:`broker.transport.descriptors` has of a socket of the kernel."""
+    """Stands for the kernel's socket that :mod:`broker.transport.descriptors` looks at."""
 
     family = socket.AF_INET
 

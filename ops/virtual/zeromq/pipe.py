@@ -38,7 +38,7 @@ class Pipe(Generic[M]):
         return not self._messages
 
     def told(self, read: int) -> None:
-        """The writer knows that so many messages have been read."""
+        """Tells the writer how many messages have been read."""
         self._told = read
 
     def write(self, message: M) -> bool:
