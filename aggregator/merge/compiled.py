@@ -36,7 +36,7 @@ _MAGNITUDE: Final = 0x7FFFFFFF
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any) -> Any:
-    """An address as a pointer to anything."""
+    """Returns an address as a pointer to anything."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -73,7 +73,7 @@ def _decoded(source: Any, at: Any, count: Any, scratch: Any) -> Any:
 
 @register_jitable
 def _decoded_four(sources: Any, i: Any, first: Any, n: Any, scratch: Any, at: Any) -> Any:
-    """Writes the addresses of four contributions from number ``i`` on, the first again for want of others."""
+    """Writes the addresses of four contributions from number ``i`` on; beyond the last, the first again."""
     some = min(4, sources.shape[0] - i)
     for j in range(4):
         at[j] = _decoded(sources[i + j], first, n, scratch + 4 * j * BLOCK) if j < some else at[0]
@@ -89,7 +89,7 @@ def _copied(address: Any, count: Any, to: Any) -> None:
 
 @register_jitable
 def _shifted(address: Any, count: Any, scratch: Any) -> None:
-    """A bf16 is the upper half of a float32."""
+    """Widens bf16 to float32, of which it is the upper half."""
     words = carray(_pointer(scratch), count, np.uint32)
     if address % 2:  # moved to where it can be read; the words are written from the front, behind what is read
         _copied(address, 2 * count, scratch + 2 * count)
@@ -101,7 +101,7 @@ def _shifted(address: Any, count: Any, scratch: Any) -> None:
 
 @register_jitable
 def _multiplied(first_scale: Any, first_code: Any, codec: Any, start: Any, count: Any, scratch: Any) -> None:
-    """Block-wise integers: each element is one float32 product of its code and the scale of its block."""
+    """Decodes block-wise integers: each element is its code times the scale of its block, in float32."""
     out = _floats(scratch, count)
     if codec == INT8:
         codes = carray(_pointer(first_code + start), count, np.int8)
@@ -148,7 +148,7 @@ def _unaligned(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def _accumulated(typing_context: Any, total: Any, term: Any) -> Any:
-    """Adds float32 in any order that suits the processor: for lengths, which no island computes again."""
+    """Adds float32 in any order that suits the processor; for lengths alone, which no island recomputes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fadd(args[0], args[1], flags=("reassoc",))
@@ -171,7 +171,7 @@ def _four_squares(at: Any, n: Any, found: Any) -> None:
 
 @register_jitable
 def _squares(address: Any, n: Any, found: Any) -> Any:
-    """Returns ``found``, or the sum where that left float32's range; not finite only if an element is not."""
+    """Returns ``found``, or sums in float64 if it left float32's range; finite unless an element is not."""
     if 1e-30 < found < np.inf:
         return np.float64(found)
     values, total = _floats(address, n), 0.0
@@ -182,7 +182,7 @@ def _squares(address: Any, n: Any, found: Any) -> Any:
 
 @register_jitable
 def _lengths_of_two(n: Any, a: Any, b: Any, c: Any, d: Any, v: Any, w: Any, found: Any) -> None:
-    """Writes the squared lengths of two sums of four blocks, which themselves nobody needs."""
+    """Writes the squared lengths of two sums of four blocks, without storing the sums."""
     p, q = np.float32(0), np.float32(0)
     v0, v1, v2, v3, w0, w1, w2, w3 = v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3]
     for j in range(n):
@@ -395,7 +395,7 @@ def _folded(
 
 @register_jitable
 def _largest(address: Any, n: Any) -> Any:
-    """Returns the largest magnitude of some float32, as its bits: what is not finite is the largest."""
+    """Returns the bits of the largest magnitude of float32 numbers; NaN and infinity rank above all."""
     bits, largest = carray(_pointer(address), n, np.int32), np.int32(0)
     for i in range(n):
         largest = max(largest, np.int32(bits[i] & np.int32(_MAGNITUDE)))

@@ -23,7 +23,7 @@ _MAGNITUDE: Final = 0x7FFFFFFF
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any) -> Any:
-    """An address as a pointer to anything."""
+    """Returns an address as a pointer to anything."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -82,7 +82,7 @@ def _rounded(  # noqa: D417  an entry describes two addresses that belong togeth
 
 @register_jitable
 def _to_bf16(scratch: Any, codes: Any, n: Any) -> None:
-    """To nearest, ties to even; what is not finite stays so. Leaves what was written in ``scratch``."""
+    """Rounds to bf16, ties to even; keeps NaN and infinity. Leaves the decoded values in ``scratch``."""
     words, halves = carray(_pointer(scratch), n, np.uint32), carray(_pointer(codes), n, np.uint16)
     for i in range(n):
         word = words[i]
@@ -146,7 +146,7 @@ def _nearest(x: Any) -> Any:
 
 @intrinsic
 def _as_float(typing_context: Any, bits: Any) -> Any:
-    """Returns the float32 of some bits."""
+    """Returns the float32 that has these bits."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(types.float32))
@@ -156,7 +156,7 @@ def _as_float(typing_context: Any, bits: Any) -> Any:
 
 @register_jitable
 def _largest(address: Any, n: Any) -> Any:
-    """Returns the largest magnitude of some float32, as its bits: what is not finite is the largest."""
+    """Returns the bits of the largest magnitude of float32 numbers; NaN and infinity rank above all."""
     bits, largest = carray(_pointer(address), n, np.int32), np.int32(0)
     for i in range(n):
         largest = max(largest, np.int32(bits[i] & np.int32(_MAGNITUDE)))

@@ -83,7 +83,7 @@ class _Sums:
     of_momentum: Doubles = field(default_factory=lambda: np.zeros(2))  # its product with what was merged, its square
 
     def add(self, parts: Doubles, mean: float, merged: float) -> None:
-        """Adds those of one tensor."""
+        """Adds the squared lengths of one tensor."""
         self.parts += parts
         self.mean += mean
         self.merged += merged

@@ -67,11 +67,11 @@ class Source:
 
 
 def table(sources: Sequence[Source], first: int, count: int, kept: list[Vector]) -> Longs:
-    """Returns what a kernel is told of the contributions, int64 [k, 4]."""
+    """Returns the kernel's table of contributions, int64 [k, 4]."""
     rows = [source.row(first, count, kept) for source in sources]
     return np.array(rows, np.int64).reshape(len(rows), 4)
 
 
 def address_of(array: NDArray[Any] | None) -> int:
-    """Returns where an array lies; 0 for none. Whoever asks keeps it alive."""
+    """Returns the address of an array, 0 for None. The caller must keep the array alive."""
     return 0 if array is None else int(array.__array_interface__["data"][0])

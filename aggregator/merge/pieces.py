@@ -95,7 +95,7 @@ class Rows:
         self.last = int(self._places[-1]) + self._length if self._places.size else 0
 
     def overlap(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Returns what of a flat range of the tensor is in the region.
+        """Returns the part of a flat range of the tensor that is in the region.
 
         Returns:
             Runs (first element in the region, first element in the tensor, elements), in order.

@@ -1,4 +1,4 @@
-"""The threads and the memory that a merge may use. Pure: whoever has threads lends them."""
+"""The threads and memory that a merge may use, handed in by the caller. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Spread = Callable[[Callable[[int], int], int], Iterable[int]]
 
 
 def in_turn(call: Callable[[int], int], count: int) -> Iterable[int]:
-    """Spreads over no threads: one call after the other."""
+    """Makes the calls one after another, without threads."""
     return [call(i) for i in range(count)]
 
 

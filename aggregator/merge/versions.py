@@ -44,7 +44,7 @@ class Rounded(NamedTuple):
 def round_step(
     tensors: Sequence[TensorSpec], exact: Vector, base: Vector, codec: Codec, resources: Resources
 ) -> Rounded:
-    """Returns the version that comes of ``base`` plus the rounded difference to ``exact``.
+    """Returns the version ``base`` plus the rounded difference to ``exact``.
 
     Args:
         tensors: The fragment, in manifest order.
@@ -97,7 +97,7 @@ class Made(NamedTuple):
     momentum_cosine: float | None = None
 
     def reported(self, fragment_id: int) -> Computed:
-        """Returns the event that tells the core of it."""
+        """Returns the event that reports this version to the core."""
         return Computed(
             fragment_id=fragment_id,
             fragment_version=self.state.version,

@@ -62,7 +62,7 @@ class Commits:
         return [at_s for at_s in again if at_s is not None]
 
     def advance(self) -> None:
-        """Asks again for what was not durable."""
+        """Asks again for commits that were not durable."""
         run = self._run
         for fragment in run.fragments.values():
             if fragment.persist_again_at_s is not None and run.now_s >= fragment.persist_again_at_s:
@@ -76,7 +76,7 @@ class Commits:
                 run.emit(fragment.merge)  # somebody may have put the file right
 
     def merge_failed(self, event: MergeFailed) -> None:
-        """Lets a fragment whose newest version is not whole stand still, and asks brokers for that version."""
+        """Stops a fragment whose newest version the store has damaged, and asks brokers for that version."""
         run, p = self._run, event.fragment_id
         fragment = run.fragments[p]
         if fragment.merge is None or fragment.merge.fragment_version != event.fragment_version:
@@ -88,7 +88,7 @@ class Commits:
         run.emit(Send(to=BROKER, message=WantBack(fragment_id=p)))
 
     def given_back(self, event: Received) -> None:
-        """A broker has sent a version that the store has lost bytes of: the merge is tried again with it."""
+        """Tries a merge again with the version that a broker gave back, after the store lost bytes of it."""
         run, version = self._run, event.envelope.message
         assert isinstance(version, Version)
         fragment = run.fragments.get(version.fragment_id)
@@ -101,7 +101,7 @@ class Commits:
             run.emit(replace(fragment.merge, given_back=version.payload))
 
     def computed(self, event: Computed) -> None:
-        """New parameters are in memory: asks for their commit, with the books as they will be then."""
+        """Asks for the commit of new parameters, together with the books as they will be then."""
         run, p = self._run, event.fragment_id
         fragment = run.fragments[p]
         if fragment.stage is not Stage.COMPUTING or run.phase is Phase.ENDED:
@@ -257,7 +257,7 @@ class Commits:
         run.note(committed)
 
     def persist_failed(self, event: PersistFailed) -> None:
-        """A commit is not durable: nothing is published, and it is asked for again."""
+        """Asks again for a commit that failed; until it is durable nothing is published."""
         run, fragment = self._run, self._run.fragments[event.fragment_id]
         if fragment.commit is None or fragment.commit.fragment_version != event.fragment_version:
             return
@@ -270,7 +270,7 @@ class Commits:
 
 
 def _asked(fragment: Fragment, round_: Round, cosines: Sequence[float]) -> dict[str, Any]:
-    """Multiplies weights by what a rule of one's own says; returns its part of the commit."""
+    """Multiplies weights by those of the run's own merge rule; returns its part of the commit."""
     if round_.question is None:
         return {}
     factors, fragment.rule_state = round_.question.answer(cosines)

@@ -312,7 +312,7 @@ class Aggregator:
             part.advance()
 
     def _attach(self) -> None:
-        """Says to every broker, again and again, who leads and what there is."""
+        """Tells every broker, again and again, the leader and its versions."""
         if self._publishing.attach() and isinstance(self._roster, Adopter):
             self._roster.say()
 
@@ -327,7 +327,7 @@ class Aggregator:
             self._handlers[type(each)](each)
 
     def _drain(self) -> list[Action]:
-        """Empties the outbox; what is for an island goes by the broker over which that was last heard."""
+        """Empties the outbox; messages to an island go by the broker over which it was last heard."""
         self.run.write_record()
         actions, self.run.outbox = self.run.outbox, []
         return [self._addressed(action) if isinstance(action, Send) else action for action in actions]

@@ -36,7 +36,7 @@ class Donations:
         self._given: dict[tuple[str, int], tuple[str, float]] = {}  # island's life -> its donor, and when it asked last
 
     def ask(self, member: Member, ask: AskDonor, event: Received) -> None:
-        """Names a donor, or says that there is none; is silent while those that could give are busy."""
+        """Names a donor, or reports that there is none; does neither while all possible donors are busy."""
         run, receiver = self._run, (member.island_id, member.incarnation)
         self._forget()
         able = {m.island_id: m for m in run.members if m is not member and self._able(m)}
@@ -73,7 +73,7 @@ class Donations:
         self._run.note(restored)
 
     def _able(self, m: Member) -> bool:
-        """Whether an island could give its state now, were it not for others that it gives to already."""
+        """Returns True if an island could give its state, apart from being busy with others."""
         run, beat = self._run, m.heartbeat
         if run.phase is not Phase.RUNNING or beat is None or beat.stopped or not m.ready:
             return False

@@ -18,7 +18,7 @@ class Doubts:
         self._run = run
 
     def believe(self, member: Member) -> None:
-        """Counts an island's newest tokens as far as its claims are believed, and says so where they are not."""
+        """Counts an island's newest tokens as far as its claims are believed, and notes those that are not."""
         run, island_id = self._run, member.island_id
         life, beat = run.ledger.life(island_id, member.incarnation), member.heartbeat
         step_time_s = None if beat is None else beat.step_time_s

@@ -122,7 +122,7 @@ class Ending:
                 self._run.ledger.close_gap(member.island_id, member.incarnation, p)
 
     def _why_now(self) -> str:
-        """Says why it is time to end, empty if it is not: shard 0 decides that for all."""
+        """Returns why it is time to end, empty if it is not; shard 0 decides that for all."""
         run, target = self._run, self._run.config.total_tokens
         if run.config.shard:
             return "shard 0 says so" if run.told_phase in (Phase.FLUSHING, Phase.ENDED) else ""
@@ -197,7 +197,7 @@ class Ending:
         self._notices.tell_all(absent=True)
 
     def _linger_on(self) -> None:
-        """Islands have had time to leave: stays for those whose broker has not all the last versions yet.
+        """Prolongs the end for islands whose broker lacks some of the last versions.
 
         And for shards that were away and have not heard of the end: nobody else tells them.
         """

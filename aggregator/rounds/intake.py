@@ -154,7 +154,7 @@ class Intake:
     # --- as their round closes --------------------------------------------------------------------------------
 
     def let_in(self, round_: Round, fragment: Fragment) -> list[tuple[Admitted, float]]:
-        """Returns what a closing round consists of, and by what its lengths are multiplied.
+        """Returns the contributions of a closing round, and the factors of their lengths.
 
         What has become too old while it was held is refused here, and what is too long: only now can it be compared
         with what the others sent.
@@ -202,7 +202,7 @@ class Intake:
 
 
 def _resolve(member: Member, p: int, steps: StepRange, fate: Fate, reason: Reason | None, detail: str) -> None:
-    """Notes what has become of a contribution, to be told with the island's next state."""
+    """Notes the resolution of a contribution, to be sent with the island's next state."""
     resolution = Resolution(
         fragment_id=p, from_step=steps.from_step, to_step=steps.to_step, fate=fate, reason=reason, detail=detail
     )

@@ -153,7 +153,7 @@ class Membership:
         self._sharing.note(dealt)
 
     def fence(self, member: Member) -> None:
-        """A new life of an island: of the earlier one nothing more is taken, and nothing expected."""
+        """Fences an island's earlier life: nothing more is taken from it, or expected."""
         self.replaced(member)
         self._run.quarantine.joined(member.island_id)
 
@@ -193,7 +193,7 @@ class Membership:
         run.claims.begin(member.island_id, step, tokens, member.tokens_per_step, run.now_s)
 
     def saved(self, serial: int) -> None:
-        """The run record of that serial is durable: welcomes islands that waited."""
+        """Welcomes the islands that waited for the run record of that serial to be durable."""
         self._run.data.saved(serial)
         if self._run.config.shards > 1:
             self._sharing.look_again()  # what was nobody's may be given now
@@ -278,7 +278,7 @@ class Membership:
         return not begun and run.config.shards == 1 and not run.members.live(run.now_s)
 
     def _look_at_fleet(self) -> None:
-        """Says it where the fleet has become too large for the allowances for silence."""
+        """Warns if the fleet has become too large for the time that an island may be silent."""
         run, sentence = self._run, self._run.too_many_heartbeats
         if not sentence:
             run.troubles.end("heartbeats", run.now_s)
@@ -362,7 +362,7 @@ class Membership:
             run.note((IslandStanding if standing else IslandAdvancing)(island=member.island_id))
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
-        """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""
+        """Returns why an island cannot have trained ``tokens`` in its steps; empty if it can."""
         run = self._run
         life = run.ledger.life(member.island_id, member.incarnation)
         if not life.start_step <= inner_step <= run.most_steps(member):
@@ -386,7 +386,7 @@ class Membership:
         return ""
 
     def leave(self, member: Member, leave: Leave, event: Received) -> None:
-        """Lets an island go: nothing more is expected of it, unless its next process goes on with this life."""
+        """Takes an island out: nothing more is expected, unless its next process resumes this life."""
         run = self._run
         if member.left:
             return
@@ -407,7 +407,7 @@ class Membership:
         run.save()
 
     def _resolve(self, member: Member, item: Outstanding) -> Resolution:
-        """Says what became of one contribution that its island asks about."""
+        """Returns the resolution of a contribution that its island asks about."""
         run, p = self._run, item.fragment_id
         fate, reason = Fate.UNKNOWN, None
         if p in run.moving:

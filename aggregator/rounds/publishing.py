@@ -30,7 +30,7 @@ class Publishing:
     # --- who leads --------------------------------------------------------------------------------------------
 
     def attach(self) -> bool:
-        """Says to every broker who leads and what there is, if it is time; returns whether it was."""
+        """Tells every broker the leader and its versions, if that is due; returns True if it was."""
         run, c = self._run, self._run.config
         if run.now_s < self.attach_at_s:
             return False
@@ -42,7 +42,7 @@ class Publishing:
         return True
 
     def not_let_in(self, event: NotLetIn) -> None:
-        """A broker does not let this aggregator in: it counts other shards than those that lead there."""
+        """Notes that a broker refuses this aggregator: its shards are others than those that lead there."""
         sentence = f"broker {event.broker} does not let this aggregator in: {event.detail}"
         self._run.troubles.begin(f"broker {event.broker}", sentence, self._run.now_s)
 
@@ -95,7 +95,7 @@ class Publishing:
             self.publish(p, by=event.broker)
 
     def _delivered(self, held: Mapping[int, int], *, anew: bool) -> None:
-        """Takes note of what has arrived at a broker, and of what should have by now.
+        """Notes the versions that have arrived at a broker, and those that are overdue.
 
         No round is opened on a version that is still on its way to every broker: whatever islands hand over meanwhile
         they have trained from an earlier one, each round would add to their staleness, and its version to the queue.

@@ -151,12 +151,12 @@ class Lineage:
 
     @property
     def given_up(self) -> range:
-        """The numbers that nobody goes on from; of some, nothing may be known any more."""
+        """Numbers of the versions given up; of some, nothing may be known any more."""
         return range(self.kept + 1, self.version)
 
     @property
     def original(self) -> str:
-        """The one that it is, in words."""
+        """Returns the version that goes on, in words."""
         return f"version {self.kept}" if self.kept >= 0 else "a version whose line was dropped"
 
 
@@ -241,7 +241,7 @@ class StoreBehind:
                 pass
 
     def fenced(self, event: Fenced) -> None:
-        """A later epoch leads at a broker: said once per broker."""
+        """Notes that a later epoch leads at a broker; once for each broker."""
         run = self._run
         if not run.config.failover:  # else the lease says who leads
             self._fall(f"broker {event.broker} knows a later epoch ({event.detail})", surely=True)
@@ -250,7 +250,7 @@ class StoreBehind:
             run.note(AggregatorFenced(epoch=run.epoch, broker=event.broker, detail=event.detail))
 
     def listen(self, event: Event) -> None:
-        """Takes an event while the store is behind: nothing follows from it but what it says of peers."""
+        """Learns from an event what peers hold, while the store is behind; nothing else follows."""
         match event:
             case Received(envelope=envelope):
                 member = self._run.members.get(envelope.sender)
@@ -286,7 +286,7 @@ class StoreBehind:
         return self._run.members.live_ids(self._run.now_s)
 
     def _fall(self, sentence: str, *, surely: bool) -> None:
-        """The store is behind: from here on nothing is published, answered or merged."""
+        """Stops the run as the store is behind: nothing is published, answered or merged from here on."""
         if not sentence:
             return
         self._surely = self._surely or surely

@@ -32,7 +32,7 @@ SILENT_S = 3.0
 
 
 class Keeper:
-    """Shard 0's side. A run of one shard agrees with itself as soon as its record is durable."""
+    """Shard 0's side of the roster. A run of one shard agrees as soon as its record is durable."""
 
     def __init__(self, run: Run, membership: Membership) -> None:
         self._run = run
@@ -45,7 +45,7 @@ class Keeper:
         self._began_s = run.now_s
 
     def saved(self) -> None:
-        """Our record is durable up to some serial: it may be told to the others."""
+        """Notes that our record is durable up to a serial, so that others may be told of it."""
         run, before = self._run, self._roster
         while run.rosters and run.rosters[0].serial <= run.durable_serial:
             self._roster = run.rosters.pop(0)
@@ -55,7 +55,7 @@ class Keeper:
         self._settle()
 
     def told(self, event: Received) -> None:
-        """Another shard has said where it stands."""
+        """Takes another shard's answer."""
         run, said = self._run, event.envelope.message
         assert isinstance(said, Rostered)
         shard = said.shard
@@ -72,7 +72,7 @@ class Keeper:
         self._settle()
 
     def advance(self) -> None:
-        """Sends again what was not answered, and complains about who is silent."""
+        """Sends rosters again that were not answered, and notes shards that are silent."""
         run = self._run
         for shard in self._others:
             said = self._heard.get(shard)
@@ -102,7 +102,7 @@ class Keeper:
         return max(heard) + silent_s if heard else None
 
     def unaware(self, serial: int) -> list[int]:
-        """Shards that have not answered that they have so much of our record."""
+        """Returns the shards that have not answered that they have our record up to a serial."""
         return [shard for shard, agreed in self._agreed.items() if agreed < serial]
 
     def _owes(self, shard: int) -> bool:
@@ -125,7 +125,7 @@ class Keeper:
 
 
 class Adopter:
-    """The side of every other shard."""
+    """The other shards' side of the roster."""
 
     def __init__(self, run: Run, membership: Membership) -> None:
         self._run = run
@@ -136,7 +136,7 @@ class Adopter:
         self._said: Rostered | None = None
 
     def told(self, event: Received) -> None:
-        """Takes over what shard 0 has decided, unless it is older than what is known."""
+        """Takes over a roster of shard 0, unless a newer one is known."""
         run, roster = self._run, event.envelope.message
         assert isinstance(roster, Roster)
         at = roster.epoch, roster.serial
@@ -153,7 +153,7 @@ class Adopter:
         self._saving.append((run.save(), at))
 
     def saved(self) -> None:
-        """Our record is durable up to some serial, and with it the rosters in it."""
+        """Notes that our record is durable up to a serial, and the rosters in it with it."""
         run = self._run
         run.agreed_serial = run.durable_serial
         while self._saving and self._saving[0][0] <= run.durable_serial:
@@ -161,7 +161,7 @@ class Adopter:
         self._membership.saved(run.durable_serial)
 
     def deadlines_s(self) -> list[float]:
-        """Nothing here waits for a moment of its own."""
+        """Returns nothing: no work here waits for a time."""
         return []
 
     def advance(self) -> None:
@@ -170,7 +170,7 @@ class Adopter:
             self.say()
 
     def say(self) -> None:
-        """Tells shard 0 where this one stands."""
+        """Sends this shard's answer to shard 0."""
         self._said = self._answer()
         self._run.emit(Send(to=AGGREGATOR, message=self._said))
 
@@ -190,7 +190,7 @@ class Adopter:
         )
 
     def _seed(self, roster: Roster) -> bool:
-        """Takes over who seeds; False while that has to wait."""
+        """Takes over the choice of the seeding island; returns False while that has to wait."""
         run = self._run
         if run.manifest is None and roster.recipe is not None:
             run.adopt_manifest(FragmentManifest(roster.fragments), roster.recipe)

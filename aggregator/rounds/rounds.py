@@ -67,7 +67,7 @@ class Rounds:
         return deadlines
 
     def advance(self) -> None:
-        """Closes what is decided, and opens what is due."""
+        """Closes the rounds that are decided, and opens those that are due."""
         run = self._run
         for round_ in list(run.open_rounds.values()):
             self._close_if_decided(round_)
@@ -162,7 +162,7 @@ class Rounds:
         return self._versions.codec
 
     def _question(self, fragment_id: int, kept: Sequence[Admitted], merged: Sequence[Merged]) -> Question | None:
-        """Returns what a rule of one's own is to be asked, if the run has one."""
+        """Returns the question to the run's own merge rule; None if the run has none."""
         run, fragment = self._run, self._run.fragments[fragment_id]
         if run.rule is None:
             return None
@@ -238,11 +238,11 @@ class Rounds:
     # --- after an outage --------------------------------------------------------------------------------------
 
     def start_over(self, outage: Outage) -> None:
-        """Whoever speaks through this broker could not answer while it was away, and counts as just heard.
+        """After a broker outage, treats its islands as just heard: they could not answer meanwhile.
 
-        If there was no other broker (it was alone), open rounds count as just opened, too, and rounds have time
-        until everybody has had some heartbeats to come back in. Otherwise every open round would close with the first
-        island that is back, and the others be missed. Whoever was silent already before that is not helped, and a
+        If there was no other broker (it was alone), open rounds count as just opened, too, and stay open until all
+        islands have had some heartbeats to come back in. Otherwise every open round would close with the first
+        island that is back, and miss the others. Islands that were silent before the outage are not helped, and a
         broker that is lost again and again gives no more time until a round has closed.
         """
         run = self._run
@@ -260,12 +260,12 @@ class Rounds:
         run.note(BrokerBack(broker=outage.broker, open_rounds=len(run.open_rounds)))
 
     def _settle(self, heartbeats: int) -> None:
-        """For so long no round closes for want of time."""
+        """Gives rounds time: until then none closes because its time is over."""
         self._settles = True
         self._settled_at_s = self._run.now_s + heartbeats * self._run.heartbeat_interval_s
 
     def resume(self) -> None:
-        """Open rounds count as just opened: for a while nobody could answer, or was heard."""
+        """Treats open rounds as just opened, after a time in which nobody could answer or be heard."""
         run = self._run
         for round_ in run.open_rounds.values():
             round_.opened_at_s, round_.quorum_met_at_s = run.now_s, None

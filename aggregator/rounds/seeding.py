@@ -40,7 +40,7 @@ FILES_AGAIN_S, MOST_ASKED = 10.0, 6
 
 
 class Seeding:
-    """Gets version 0 from one island; of several shards each gets its part of it."""
+    """Gets version 0 from one island; each shard gets its own part."""
 
     def __init__(self, run: Run, notices: Notices, roster: Keeper | Adopter, publishing: Publishing) -> None:
         self._run = run
@@ -54,7 +54,7 @@ class Seeding:
         self._times_over = 0  # how often everybody was
 
     def deadlines_s(self) -> list[float]:
-        """Nothing here waits for a moment of its own: a silent seeder is passed over with any later event."""
+        """Returns nothing: with any later event a silent seeder is passed over."""
         return []
 
     def advance(self) -> None:
@@ -136,7 +136,7 @@ class Seeding:
             run.emit(Plant(fragment_id=seed.fragment_id, payload=seed.payload))
 
     def _complete(self) -> bool:
-        """Whether all of version 0 is durable, in every shard and on record; the run begins then."""
+        """Returns True if all of version 0 is durable, in every shard and on record; the run begins then."""
         run = self._run
         if not run.fragments or any(f.version < 0 for f in run.fragments.values()):
             return False
@@ -209,7 +209,7 @@ class ModelFiles:
         self._run.emit(KeepFiles(digest=part.digest, num_bytes=part.num_bytes, parts=parts))
 
     def kept(self, event: FilesKept) -> None:
-        """Takes note of what is beside the store."""
+        """Notes the model files that are beside the store."""
         giver, self._giver = self._giver, None
         if event.detail:
             self._run.note(ModelFilesNotKept(island=giver[0] if giver else "", detail=event.detail))

@@ -44,9 +44,9 @@ class Claimed:
     Attributes:
         step: Inner step up to which it has claimed.
         tokens: Token counter there.
-        at_s: When that was looked at.
-        amount: Tokens per step, averaged; 0 if nothing is known of them.
-        before: Step from which on time is counted.
+        at_s: When the two were reported.
+        amount: Average tokens per step; 0 if unknown.
+        before: Step from which time is counted.
         doubted: Tokens that will never count.
         gap: Steps that it had trained while no aggregator was there.
         present_s: Time since it was at ``before``.
@@ -94,7 +94,7 @@ class Claims:
     # --- writing ----------------------------------------------------------------------------------------------
 
     def begin(self, island_id: str, step: int, tokens: int, declared: int, now_s: float) -> None:
-        """A life of an island begins here; ``declared`` are its tokens per step, 0 if it leaves them open."""
+        """Begins a life of an island; ``declared`` are its tokens per step, 0 if it leaves them open."""
         owes_s = self._owed_s(island_id, now_s)
         self.leave(island_id)
         self._claimed[island_id] = c = Claimed(step, tokens, now_s, float(declared), step, present_s=-owes_s)
@@ -102,19 +102,19 @@ class Claims:
         self._rank(island_id)
 
     def recall(self, island_id: str, step: int, tokens: int, amount: float, doubted: int, now_s: float) -> None:
-        """A life of an island goes on that an earlier process knew, with these counters."""
+        """Continues a life of an island that an earlier process knew, with these counters."""
         self._claimed[island_id] = Claimed(step, tokens, now_s, amount, step, doubted)
         self._unheard[island_id] = now_s
         self._rank(island_id)
 
     def leave(self, island_id: str) -> None:
-        """An island has left: the fleet is the others."""
+        """Takes an island out of the fleet: it has left."""
         self._unheard.pop(island_id, None)
         self._amounts.drop(island_id)
         self._rates.drop(island_id)
 
     def report(self, island_id: str, step: int, tokens: int, step_time_s: float | None, now_s: float) -> int:
-        """Takes an island's counters in; returns how many of its life's tokens do not count.
+        """Takes an island's counters; returns the tokens of its life that do not count.
 
         Args:
             island_id: It has begun, or was recalled.
@@ -141,7 +141,7 @@ class Claims:
         return c.doubted + c.pending
 
     def _owed_s(self, island_id: str, now_s: float) -> float:
-        """Returns the seconds of grace that the life before has used: the new one has them no more."""
+        """Returns the seconds of grace that the life before has used, and the new one lacks."""
         before = self._claimed.get(island_id)
         if before is None or not before.step_time_s:
             return 0.0
@@ -162,7 +162,7 @@ class Claims:
             c.supported = max(c.supported, c.present_s / step_time_s)  # so does the time before, of a first report
 
     def _settle(self, island_id: str, c: Claimed, steps: int, believed: int, now_s: float) -> None:
-        """Sets the newest tokens aside whose steps no time supports yet; others may count now."""
+        """Sets aside the newest tokens, whose steps no time supports yet; earlier ones may count now."""
         c.ahead, c.pending = c.ahead + steps, c.pending + believed
         ahead = self._steps_ahead(island_id, c, steps, now_s)
         if not ahead:
@@ -198,14 +198,14 @@ class Claims:
         return len(self._unheard) < max(1, len(self._gaps_s))
 
     def _step_time_s(self, c: Claimed) -> float | None:
-        """Returns what a life has reported; of one that reports none, that of the fleet's lower median."""
+        """Returns the step time that a life reported; if none, that of the fleet's lower median."""
         if c.step_time_s:
             return c.step_time_s
         middle = _lower_median(self._rates)
         return c.amount / middle if c.amount and middle else None
 
     def _look_at_gaps(self, now_s: float) -> None:
-        """Finds for how long no aggregator was there; who has not been heard yet says that it was no time."""
+        """Estimates how long no aggregator was there; islands not heard yet count as no gap."""
         for island_id, at_s in list(self._unheard.items()):
             if now_s > at_s + GRACE_S:
                 del self._unheard[island_id]  # it is gone
@@ -229,7 +229,7 @@ class Claims:
         return max(AMOUNT_SPREAD * self._middle_amount, self._trusted.get(island_id, 0))
 
     def _counting_amount(self, island_id: str) -> float:
-        """Returns the tokens per step that count of an island which claims more than it is believed."""
+        """Returns the tokens per step that count for an island that claims too many."""
         return max(self._middle_amount, self._trusted.get(island_id, 0))
 
     def _beyond(self, island_id: str) -> bool:
@@ -238,7 +238,7 @@ class Claims:
         return claimed is not None and claimed > self._most_amount(island_id)
 
     def _slowdown(self, island_id: str) -> float:
-        """Returns by what an island's pace is multiplied: 1, unless nobody could be so fast."""
+        """Returns the factor of an island's pace: 1, unless it is impossibly fast."""
         rate, middle = self._rates.get(island_id), _lower_median(self._rates)
         return middle / rate if rate and rate > self._pace_spread * middle else 1.0
 

@@ -1,4 +1,4 @@
-"""Deadlines of many items, and the set of islands that live, which has one for each. Pure.
+"""Deadlines of many items, and the set of live islands, each with a deadline. Pure.
 
 The earliest deadline is known at once, and a change takes logarithmic time. A heap with lazy deletion: what is moved or
 dropped leaves its old entry behind, which is thrown away when it comes to the top. Where most entries are old ones the
@@ -66,14 +66,14 @@ class Deadlines:
 
 
 class Living:
-    """The names of those that live.
+    """The names of the live members.
 
-    A member that is silent for too long is dead, though nothing is heard of it: so each that lives has a deadline. It
-    moves with every message, and is looked at only when it comes first.
+    A member that is silent for too long is dead, and no message tells so: each live member has a deadline. It moves
+    with every message, and is looked at only when it comes first.
 
     Args:
-        lives: Whether one lives at a time, exactly.
-        dies_at_s: When one that lives is dead if it stays silent, give or take the rounding of a sum.
+        lives: Says exactly whether a member lives at a time.
+        dies_at_s: Returns when a live member is dead if it stays silent, give or take the rounding of a sum.
     """
 
     def __init__(self, lives: Callable[[str, float], bool], dies_at_s: Callable[[str], float]) -> None:
@@ -87,18 +87,18 @@ class Living:
         self._asked_at_s = float("-inf")
 
     def changed(self, name: str) -> None:
-        """Somebody is new, was heard, or has come or gone."""
+        """Notes that a member is new, was heard, or has come or gone."""
         self._unseen.add(name)
 
     def ids(self, now_s: float) -> frozenset[str]:
-        """Returns who lives at a time; the same object as long as it is the same."""
+        """Returns the names of the live members; the same object while they stay the same."""
         self._look(now_s)
         if self._ids is None:
             self._ids = frozenset(self._living)
         return self._ids
 
     def next_death_s(self, now_s: float) -> float | None:
-        """Returns when the next of them would be dead if it stayed silent; None if nobody lives."""
+        """Returns when the next member would be dead if it stayed silent; None if nobody lives."""
         self._look(now_s)
         while (first := self._deaths.first()) is not None:
             at_s, name = first

@@ -1,4 +1,4 @@
-"""Divergence: tells a sudden fall of the fleet's agreement from the slow one of every run. Pure.
+"""Divergence: tells a sudden fall of the fleet's agreement from the slow fall of every run. Pure.
 
 Islands whose training comes apart point in different directions before any loss rises. But agreement also falls where
 all is well: from 0.5 to 0.2 in the first rounds, then slowly, as what is left to learn drowns in the noise of batches.

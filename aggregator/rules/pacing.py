@@ -203,7 +203,7 @@ class Pacer:
         return ends_s
 
     def _take_in(self, fragment_id: int, at: Mapping[str, float]) -> None:
-        """A newcomer agrees with those who are here; the first ones start in the fragment's phase."""
+        """Adds islands: a newcomer agrees with the others; the first ones start in the fragment's phase."""
         began = self._began[fragment_id]
         for island_id, step in at.items():
             if island_id not in began:
@@ -223,7 +223,7 @@ class Pacer:
 
 
 class Lockstep:
-    """Decides likewise where islands wait for each other: each fragment is due as soon as it has no round."""
+    """Paces islands that wait for each other: each fragment is due as soon as it has no round."""
 
     spacing_steps = 0.0
 
@@ -231,18 +231,18 @@ class Lockstep:
         self._fragment_ids = tuple(fragment_ids)
 
     def resume(self, last_rounds: Mapping[int, int]) -> None:
-        """Nothing is to be caught up."""
+        """Does nothing: there is no interval to catch up."""
 
     def most_overdue(self, now_s: float, busy: frozenset[int]) -> int | None:
         """Returns a fragment that has no round, or None."""
         return next((p for p in self._fragment_ids if p not in busy), None)
 
     def opened(self, fragment_id: int, now_s: float) -> None:
-        """Nothing is counted from there."""
+        """Does nothing: no interval is counted."""
 
     def forget(self, island_id: str) -> None:
-        """No island's steps are known here."""
+        """Does nothing: no island's steps are known here."""
 
     def due_in_s(self, fragment_ids: Iterable[int], now_s: float) -> dict[int, float]:
-        """Returns nothing: what has no round gets one with the next event."""
+        """Returns nothing: a fragment without a round gets one with the next event."""
         return {}

@@ -46,7 +46,7 @@ OFFENCES = _LIES | frozenset(
 
 @dataclass(slots=True)
 class Offender:
-    """An island with a past.
+    """The offences of one island, and its quarantine.
 
     Attributes:
         strikes: Offences since it was last in good standing.
@@ -79,7 +79,7 @@ class Quarantine:
         self._offenders: dict[str, Offender] = {}
 
     def holds(self, island_id: str, now_s: float) -> bool:
-        """Whether an island is kept out."""
+        """Returns True if an island is kept out."""
         offender = self._offenders.get(island_id)
         return offender is not None and now_s < offender.until_s
 
@@ -88,28 +88,28 @@ class Quarantine:
         return self._offenders[island_id].until_s if self.holds(island_id, now_s) else math.inf
 
     def why(self, island_id: str, now_s: float) -> str:
-        """Says why an island is kept out, and how long; empty if it is not."""
+        """Returns why an island is kept out, and how long; empty if it is not."""
         if not self.holds(island_id, now_s):
             return ""
         offender = self._offenders[island_id]
         return f"for {offender.until_s - now_s:.1f} s more, after {offender.reason}"
 
     def out(self, now_s: float) -> frozenset[str]:
-        """Returns the ids of all who are kept out."""
+        """Returns the ids of all islands that are kept out."""
         return frozenset(island_id for island_id, o in self._offenders.items() if now_s < o.until_s)
 
     def now(self, now_s: float) -> dict[str, Offender]:
-        """Returns who is kept out, by id."""
+        """Returns the islands that are kept out, by id."""
         return {island_id: self._offenders[island_id] for island_id in sorted(self.out(now_s))}
 
     def offended(self, island_id: str, reason: Reason, *, from_step: int, at_step: int, now_s: float) -> bool:
         """Takes note of a refusal; returns whether the island is quarantined for it.
 
         Args:
-            island_id: Whose message it was.
+            island_id: The sender of the refused message.
             reason: Why it was refused.
-            from_step: First inner step of what was refused.
-            at_step: How far the island is known to be.
+            from_step: First inner step of the refused message.
+            at_step: The furthest step that the island is known to have reached.
             now_s: Seconds, as everywhere.
         """
         if reason not in OFFENCES or not self._first_s or self.holds(island_id, now_s):
@@ -156,7 +156,7 @@ class Quarantine:
         return offender.times > 0
 
     def joined(self, island_id: str) -> None:
-        """A new life of an island has begun: its steps count from elsewhere. Its past stays."""
+        """Notes that a new life of an island has begun, with other step counts; its past stays."""
         if island_id in self._offenders:
             self._offenders[island_id].answered_at_step = -1
 

@@ -1,4 +1,4 @@
-"""Numbers of many items in order: the k-th is known at once, however often one changes. Pure.
+"""Numbers of many items, kept in order: the k-th smallest is found at once. Pure.
 
 A sorted list and the number of each item. To put one in its place moves the references behind it, which for ten
 thousand items takes a microsecond; nothing is sorted again.
@@ -28,7 +28,7 @@ class Ranked:
         return iter(self._order)
 
     def __getitem__(self, rank: int) -> tuple[float, str]:
-        """Returns the number and the item of a rank, 0 for the lowest; IndexError if there are not so many."""
+        """Returns number and item of a rank, 0 for the lowest; raises IndexError beyond the highest."""
         return self._order[rank]
 
     def get(self, name: str) -> float | None:

@@ -16,7 +16,7 @@ from broker.wire.messages import Codec, Demand, MergeRule, Pacing, Profile, Reci
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterDefaults:
-    """The merge rule and the outer step of a run that is not told otherwise."""
+    """The default merge rule and outer step of a run."""
 
     merge: str
     outer_learning_rate: float
@@ -115,7 +115,7 @@ REASONS: Final[Mapping[str, str]] = {
 
 
 def begun_with(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings that are given, over those of the profile among them."""
+    """Returns the given settings, over those of the profile that they name."""
     return {**PROFILES[Profile(given.get("profile", Profile.DECOUPLED))], **given}
 
 

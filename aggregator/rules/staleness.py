@@ -110,7 +110,7 @@ def weighed(
 def _token_weights(
     contributions: Sequence[Merged], most: Mapping[str, float], shares: Mapping[str, float], *, capped: bool
 ) -> list[float]:
-    """Returns ``n * n / s`` times its island's share of each.
+    """Returns of each contribution ``n * n / s`` times its island's share.
 
     ``capped`` limits one of three or more islands to half of the sum.
 

@@ -67,7 +67,7 @@ class StepClock:
         self._moment: dict[str, float] | None = None
 
     def report(self, island_id: str, inner_step: int, now_s: float, step_time_s: float | None = None) -> None:
-        """Takes note of a counter read off the island itself; older news than what is known is ignored."""
+        """Takes a step counter that the island itself reported; older reports are ignored."""
         self._news_of(island_id)
         pace = self._paces.get(island_id)
         if pace is None:
@@ -86,7 +86,7 @@ class StepClock:
         self._looked_at_s = self._moment = None
 
     def look_at(self, island_id: str) -> None:
-        """Whether an island counts may have changed: that is asked when the cache has been dropped."""
+        """Notes that an island may have begun or ceased to count; asked once the cache is dropped."""
         self._unseen[island_id] = None
 
     def standing(self, island_id: str, now_s: float, patience_s: float) -> bool:
@@ -106,7 +106,7 @@ class StepClock:
             follower.add(island_id)
 
     def follow(self) -> set[str]:
-        """Returns a set into which each island is put that is heard of, begins to advance, or ends to."""
+        """Returns a set that collects each island that is heard of, or begins or stops to advance."""
         self._followers.append(set())
         return self._followers[-1]
 
@@ -136,7 +136,7 @@ class StepClock:
         return pace.step_time_s if pace else None
 
     def heard_lately(self, now_s: float) -> tuple[str, ...]:
-        """Returns all islands that advance, and those whose silence is hardly longer than that bears."""
+        """Returns the islands that advance, and those that have only just stopped to."""
         more_s = 2 * self.heartbeat_interval_s
         return tuple(i for i, p in self._paces.items() if now_s - p.advanced_at_s <= p.allowance_s + more_s)
 
@@ -232,7 +232,7 @@ class FleetRates:
         self._sum = 0  # of all of them, in parts
 
     def look_at(self, island_id: str) -> None:
-        """The tokens per step of an island may have changed."""
+        """Notes that the tokens per step of an island may have changed."""
         self._news.add(island_id)
 
     def ratio(self, island_id: str, now_s: float) -> float:

@@ -10,13 +10,13 @@ class Troubles:
         self._since: dict[str, tuple[float, str]] = {}
 
     def begin(self, name: str, sentence: str, now_s: float) -> bool:
-        """Something is wrong, or still is; returns whether that is news."""
+        """Notes that something is wrong; returns True if it was not wrong before."""
         known = self._since.get(name)
         self._since[name] = now_s if known is None else known[0], sentence
         return known is None
 
     def end(self, name: str, now_s: float) -> float | None:
-        """It is right again; returns for how many seconds it was not, None if nothing was wrong."""
+        """Notes that a trouble is over; returns how many seconds it lasted, None if there was none."""
         known = self._since.pop(name, None)
         return None if known is None else now_s - known[0]
 
@@ -25,6 +25,6 @@ class Troubles:
         return name in self._since
 
     def sentences(self, now_s: float) -> tuple[str, ...]:
-        """Returns what is wrong now, the oldest first."""
+        """Returns the present troubles as sentences, the oldest first."""
         ordered = sorted(self._since.values())
         return tuple(f"for {now_s - since_s:.0f} s: {sentence}" for since_s, sentence in ordered)

@@ -77,7 +77,7 @@ class Standing:
     alarms: int = 0
 
     def weight(self, noise: float) -> float:
-        """Returns the share of its weight that the island has earned, 0 to 1, at a noise of agreements."""
+        """Returns the share of its weight that the island has earned, 0 to 1, at this noise of agreements."""
         low = LOW + LIFTED * min(MOST_NOISE, noise / self.level)
         agrees = min(1.0, max(0.0, (self.agreement / self.level - low) / RISE))
         return agrees * (NEWCOMER + (1 - NEWCOMER) * min(1.0, self.known / KNOWN))
@@ -116,7 +116,7 @@ class Trust:
         return self.factors([island_id])[island_id]
 
     def factors(self, island_ids: Iterable[str]) -> dict[str, float]:
-        """Returns the same of several islands."""
+        """Returns the factors of several islands, by id."""
         most = max((self._weight(each) for each in self._standings), default=NEWCOMER)
         return {each: min(1.0, self._weight(each) / max(NEWCOMER, most)) for each in island_ids}
 
@@ -130,7 +130,7 @@ class Trust:
         return self._standings.get(island_id, Standing())
 
     def shown(self, island_ids: Iterable[str], *, weighed: bool) -> dict[str, dict[str, Any]]:
-        """Returns what there is to tell of each island: see :attr:`broker.wire.records.RunTotals.trust`.
+        """Returns each island's entry in :attr:`broker.wire.records.RunTotals.trust`.
 
         Args:
             island_ids: Those to tell of.

@@ -33,19 +33,19 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class Unfinished:
-    """The parts of one contribution that are here."""
+    """The parts of one contribution received so far."""
 
     hosts: int
     parts: dict[int, Received] = field(default_factory=dict)  #: by host
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes of all of them."""
+        """Returns the bytes of all parts."""
         return sum(part.payload_bytes for part in self.parts.values())
 
 
 class Assembly:
-    """Keeps parts until they are whole."""
+    """Keeps the parts of contributions until all of one are here."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -57,7 +57,7 @@ class Assembly:
         return sum(each.nbytes for each in self._unfinished.values())
 
     def take(self, event: Received) -> Received | None:
-        """Takes in a message of a known life; returns what is whole by now: that message, or all parts as one."""
+        """Takes a message of a known life; returns it if it is whole, or all its parts once they are here."""
         message, envelope = event.envelope.message, event.envelope
         match message:
             case Contribution(hosts=hosts, steps=steps) if hosts > 1:
@@ -90,7 +90,7 @@ class Assembly:
             del self._unfinished[other]
 
     def _bound(self, key: Key) -> None:
-        """Drops the oldest where too many wait: of this island and fragment, or in bytes of all."""
+        """Drops the oldest parts if too many wait: of this island and fragment, or in bytes of all."""
         same = [k for k in self._unfinished if (k.island_id, k.fragment_id) == (key.island_id, key.fragment_id)]
         for oldest in same[:-MOST_UNFINISHED]:
             del self._unfinished[oldest]
@@ -118,7 +118,7 @@ class Assembly:
         )
 
     def _payload(self, spoken: Contribution | Seed, ordered: list[Received]) -> tuple[tuple[Pieced, ...], Flaw | None]:
-        """Puts the buffers of all parts at their tensors; or says why they are not the fragment."""
+        """Puts the buffers of all parts at their tensors; or returns why they are not the fragment."""
         manifest = self._run.manifest
         assert manifest is not None  # or there would be no fragment of which a part was kept
         tensors = manifest.fragments[spoken.fragment_id]

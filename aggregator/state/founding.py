@@ -31,9 +31,9 @@ class Founding:
     """The beginning of a line that no lease vouches for.
 
     Attributes:
-        name: No other one's: the epoch, and the name of the store.
-        after: The epoch under which the last of ``base`` was made.
-        base: Fragment -> what the store held.
+        name: Unique: the epoch, and the name of the store.
+        after: The epoch under which the last version of ``base`` was made.
+        base: Fragment -> the version that the store held.
     """
 
     name: str
@@ -41,16 +41,16 @@ class Founding:
     base: Mapping[int, Key]
 
     def holds(self, stored: Mapping[int, Key]) -> bool:
-        """Whether a store of the line that this one goes on from has nothing that it had not."""
+        """Returns True if a store has nothing beyond what this line began with."""
         return not _beyond(stored, self.base)
 
     def row(self) -> list[Any]:
-        """Returns it as plain data, for the run record."""
+        """Returns the founding as plain data, for the run record."""
         return [self.name, self.after, [[p, *key] for p, key in sorted(self.base.items())]]
 
 
 def foundings_of(record: Mapping[str, Any] | None) -> tuple[Founding, ...]:
-    """Returns those of a run record, oldest first."""
+    """Returns the foundings in a run record, oldest first."""
     rows = [] if record is None else record.get("foundings", [])
     return tuple(
         Founding(
@@ -61,7 +61,7 @@ def foundings_of(record: Mapping[str, Any] | None) -> tuple[Founding, ...]:
 
 
 def foundings_in(packed: bytes) -> tuple[Founding, ...]:
-    """Returns those of a run record as it is sent to standbys; raises ValueError if it is none."""
+    """Returns the foundings in a run record as sent to standbys; raises ValueError if it is malformed."""
     try:
         return foundings_of(msgpack.unpackb(packed))
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as err:
@@ -74,7 +74,7 @@ def shards_in(packed: bytes) -> int:
 
 
 def made_under(run_epoch: int, foundings: Sequence[Founding], stored: Mapping[int, Key]) -> int:
-    """Returns the epoch under which what a store holds was made, at the latest."""
+    """Returns the last epoch under which the versions in a store can have been made."""
     epoch = run_epoch
     for founding in reversed(foundings):
         if not founding.holds(stored):
@@ -88,8 +88,8 @@ def stray(stored: Mapping[int, Key], own: Sequence[Founding], leaders: Sequence[
 
     Args:
         stored: What the store holds.
-        own: Of its run record.
-        leaders: Of that of the leader.
+        own: Foundings in its run record.
+        leaders: Foundings in the leader's run record.
     """
     names = [each.name for each in leaders]
     shared = [i for i, each in enumerate(own) if each.name in names]

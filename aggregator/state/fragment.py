@@ -63,29 +63,29 @@ class Fragment:
 
     @property
     def stage(self) -> Stage:
-        """Returns its present stage."""
+        """Returns the fragment's present stage."""
         return self.at.stage
 
     def open(self, round_: Round) -> None:
-        """A round begins; what was held for it is in it already."""
+        """Begins a round, which has the held contributions already."""
         self.at.take("open")
         self.round = round_
         self.release()
 
     def hold(self, contribution: Admitted) -> None:
-        """A contribution waits for the next round."""
+        """Keeps a contribution for the next round."""
         self.held.append(contribution)
         self.held_bytes += contribution.payload_bytes
         self._held_of.setdefault(contribution.island_id, []).append(contribution)
 
     def release(self) -> None:
-        """Nothing is held any more."""
+        """Drops the held contributions."""
         self.held.clear()
         self._held_of.clear()
         self.held_bytes = 0
 
     def cancel(self) -> None:
-        """The round has closed with nothing to merge."""
+        """Ends a round that closed with nothing to merge."""
         self.at.take("cancel")
         assert self.round is not None
         self.flushed, self.round = self.round.flush, None
@@ -96,22 +96,22 @@ class Fragment:
         return self.merge is not None and self.merge_again_at_s is not None
 
     def close(self, merge: Merge) -> None:
-        """The round has closed, and is being merged."""
+        """Notes that the round has closed, and is being merged."""
         self.at.take("close")
         self.merge = merge
 
     def plant(self, norm: float) -> None:
-        """Version 0 has come, and is being made; ``norm`` is its length."""
+        """Notes that version 0 has come, and is being made; ``norm`` is its length."""
         self.at.take("plant")
         self.norms.seed_norm = norm
 
     def computed(self, commit: Commit) -> None:
-        """The next version is in memory, and is being made durable."""
+        """Notes that the next version is in memory, and is being made durable."""
         self.at.take("computed")
         self.commit, self.merge, self.merge_again_at_s = commit, None, None
 
     def persisted(self, now_s: float, kept_s: float) -> Round | None:
-        """The next version exists; returns the round that led to it, None for version 0.
+        """Notes that the next version is durable; returns the round that led to it, None for version 0.
 
         Args:
             now_s: Now.

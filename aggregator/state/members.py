@@ -55,7 +55,7 @@ STAGES = Transitions(
 
 
 def _unwatched(_: str) -> None:
-    """Nobody keeps count of a member by itself."""
+    """Does nothing: the watcher of a member outside :class:`Members`."""
 
 
 @dataclass(slots=True)
@@ -88,12 +88,12 @@ class Member:
 
     @property
     def begun(self) -> bool:
-        """Whether its life has begun, at :attr:`start`."""
+        """True once its life has begun, at :attr:`start`."""
         return self.at.stage is not MemberStage.ENROLLED
 
     @property
     def left(self) -> bool:
-        """Whether nothing more is expected of this life, in whichever way it has left."""
+        """True if this life has left, in whatever way: nothing more is expected of it."""
         return self.at.stage not in (MemberStage.ENROLLED, MemberStage.HERE)
 
     @property
@@ -112,38 +112,38 @@ class Member:
         return self.missed_rounds < MISSES_BEFORE_UNRESPONSIVE and not self.standing
 
     def begin(self, step: int, tokens: int) -> None:
-        """Its life begins, at this step and token counter."""
+        """Begins its life, at this step and token counter."""
         self.at.take("begin")
         self.start = step, tokens
         self.watch(self.island_id)
 
     def leave(self, departure: Departure = Departure.STOPPED) -> None:
-        """Its process has ended, as it says itself."""
+        """Notes that the island has said that its process ends."""
         self.at.take(str(departure))
         self.watch(self.island_id)
 
     def come_back(self) -> None:
-        """It is heard after all, in the life that it has left."""
+        """Takes an island back that had left, and is heard in the same life."""
         self.at.take("heard")
         self.watch(self.island_id)
 
     def heard(self, now_s: float) -> None:
-        """It has said something."""
+        """Notes that the island was heard."""
         self.last_seen_s = now_s
         self.watch(self.island_id)
 
     def answered(self) -> None:
-        """It has answered a round."""
+        """Notes that the island has answered a round."""
         self.missed_rounds = 0
         self.watch(self.island_id)
 
     def missed(self) -> None:
-        """A round was closed without its answer."""
+        """Notes that a round was closed without its answer."""
         self.missed_rounds += 1
         self.watch(self.island_id)
 
     def stands(self, standing: bool) -> None:
-        """It has made no step for a while, or makes some again."""
+        """Notes that the island makes no steps, or makes some again."""
         self.standing = standing
         self.watch(self.island_id)
 
@@ -174,7 +174,7 @@ class PendingJoins:
     beginning: list[tuple[int, str]] = field(default_factory=list)
 
     def holds(self, island_id: str) -> bool:
-        """Whether an island is not welcome yet: it does not know its id."""
+        """True while an island is not welcomed yet, and does not know its id."""
         return any(each == island_id for _, each in (*self.beginning, *self.welcomes))
 
 
@@ -225,7 +225,7 @@ class Members:
         return member if member is not None and nonce in member.earlier else None
 
     def id_for(self, island_id: str, hint: str, nonce: str, now_s: float) -> str | None:
-        """Decides which id a process that asks to join gets: the one it names, if it names one.
+        """Returns the id for a process that asks to join: the one that it names, if any.
 
         Else that of an island with its hint which does not live, the one heard last; else the next free one. A hint is
         no identity: two machines may have one host name. An island with this hint that lives may be the former life of
@@ -310,15 +310,15 @@ class Members:
         self.changed(member.island_id)
 
     def state(self, member: Member, now_s: float) -> Liveness:
-        """Says how alive a member is."""
+        """Returns how alive a member is."""
         return Liveness.LEFT if member.left else liveness(now_s - member.last_seen_s, self._config)
 
     def watch(self, watcher: Callable[[str], None]) -> None:
-        """Has somebody told the id of each member that has changed, been heard, answered or missed a round."""
+        """Adds a watcher, called with the id of each member that changes, is heard, answers or misses a round."""
         self._watchers.append(watcher)
 
     def changed(self, island_id: str) -> None:
-        """Takes note that a member has changed, and tells those who watch."""
+        """Notes that a member has changed, and calls the watchers."""
         member = self._members[island_id]
         if self._responsive is not None and member.responds != (island_id in self._responsive[1]):
             self._responsive = None
@@ -378,7 +378,7 @@ class Members:
         return [*row, m.closed] if m.closed else row
 
     def reopen(self) -> None:
-        """Forgets who has left for good: others are expected to come."""
+        """Treats islands that left for good as merely away: the run expects islands again."""
         for member in self:
             if member.closed:
                 member.at.take("reopen")
@@ -392,7 +392,7 @@ class Members:
         return self._all_closed
 
     def enrolled(self) -> tuple[Enrolled, ...]:
-        """Returns the same for other shards."""
+        """Returns the members as other shards need them."""
         return tuple(
             Enrolled(
                 island_id=m.island_id,
@@ -410,7 +410,7 @@ class Members:
         )
 
     def enrol(self, e: Enrolled, now_s: float) -> Member:
-        """Takes over shard 0's word on an island: a new one, or a new life, which has not begun yet."""
+        """Takes over an island, or its new life, from shard 0; the life has not begun yet."""
         member = self._members.get(e.island_id)
         if member is None:
             member = Member(e.island_id, e.index, e.hint, 0, e.nonce, e.tokens_per_step, now_s)
@@ -436,7 +436,7 @@ class Members:
             self._add(member)
 
     def _add(self, member: Member) -> None:
-        """Takes in a new one; they stay in the order of their ids, whoever was first."""
+        """Adds a new member; members stay in the order of their ids."""
         last = next(reversed(self._members), "")
         self._members[member.island_id] = member
         if member.island_id < last:

@@ -1,4 +1,4 @@
-"""The metrics of an aggregator, from what it reports to Redis and what its core knows besides. Pure."""
+"""The metrics of an aggregator, from its reports to Redis and its core. Pure."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def leading_of(
     standbys: Mapping[str, bool] | None,
     now_s: float,
 ) -> Leading:
-    """Returns what a leader knows.
+    """Returns a leader's figures.
 
     Args:
         run: The core's.

@@ -33,7 +33,7 @@ def least_message_bytes(elements: int) -> int:
 
 
 def most_elements(message_bytes: int) -> int:
-    """Returns the largest fragment for a ``max_message_bytes``: the other way round."""
+    """Returns the most elements of a fragment that fits into ``max_message_bytes``."""
     return max(0, (message_bytes - HEADER_BYTES) // 4)
 
 

@@ -63,7 +63,7 @@ def commit_from_map(row: Mapping[str, Any]) -> Commit:
 
 
 def ledger_line(commit: Commit) -> dict[str, Any]:
-    """Returns what the ledger file says about one version: who is in it, with what weight and staleness.
+    """Returns the ledger's line of one version: its contributions, with weight and staleness.
 
     The accounts of all islands (``commit.ledger``) stay in the commit: they are the state, this is the history.
     """
@@ -73,12 +73,12 @@ def ledger_line(commit: Commit) -> dict[str, Any]:
 
 
 def check_ledger_line(line: Mapping[str, Any]) -> None:
-    """Raises Unfit if that is nothing that :func:`ledger_line` writes."""
+    """Raises Unfit if a line is not one that :func:`ledger_line` writes."""
     commit_from_map({**line, "ledger": {}})
 
 
 def is_ledger_line(line: Mapping[str, Any]) -> bool:
-    """Whether a line has the fields of one; whether their values can be is said by whoever checks them."""
+    """Returns True if a line has the fields of a ledger line; values are not checked."""
     if any(type(line.get(name)) is not int for name in _NUMBERS) or type(line.get("digest")) is not str:
         return False
     merged = line.get("contributions")
@@ -106,7 +106,7 @@ class Carried:
 
     @classmethod
     def behind(cls, row: Mapping[str, Any]) -> Carried:
-        """Returns what is carried over after a line."""
+        """Returns the version of a ledger line, as it is carried over behind the line."""
         return cls(version=row["fragment_version"], digest=row["digest"], epoch=row.get("epoch", 0), merged=None)
 
 

@@ -1,4 +1,4 @@
-"""Restores a run from what an earlier life of the aggregator left in the store. Pure.
+"""Restores a run from the store that an earlier life of the aggregator left. Pure.
 
 The run record is what :meth:`aggregator.state.run.Run.save` asks to be written; commits are the newest durable ones.
 """
@@ -88,7 +88,7 @@ def _restore_versions(run: Run, commits: Mapping[int, Commit]) -> None:
 
 
 def _recall_claims(run: Run, member: Member) -> None:
-    """Has the counters of an island that is in the run believed as they were."""
+    """Restores the claims of an island that is in the run."""
     life = run.ledger.life(member.island_id, member.incarnation)
     amount, counters = run.tokens_per_step(member), (life.last_step, life.last_tokens)
     run.claims.recall(member.island_id, *counters, amount, life.doubted_tokens, run.now_s)

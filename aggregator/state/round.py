@@ -63,7 +63,7 @@ class Round:
     _owing: set[str] = field(default_factory=set)  #: and who that is
 
     def offer(self, contribution: Admitted) -> bool:
-        """Takes a contribution in; returns whether it is fresh, that is, answers this very round."""
+        """Adds a contribution; returns True if it is fresh: it answers this very round."""
         island_id, fresh = contribution.island_id, self.is_fresh(contribution)
         self.contributions.append(contribution)
         self._of_island.setdefault(island_id, []).append(contribution)
@@ -77,12 +77,12 @@ class Round:
         return fresh
 
     def answer_nothing(self, island_id: str) -> None:
-        """Takes note that an island hands nothing over in this round."""
+        """Notes that an island hands nothing over in this round."""
         self.answered.add(island_id)
         self._owing.discard(island_id)
 
     def excuse(self, island_id: str) -> None:
-        """No longer waits for an answer of an island; one that comes all the same is as good as any."""
+        """Stops waiting for an island's answer; if it comes all the same, it is taken like any other."""
         self.asked -= {island_id}
         self._owing.discard(island_id)
 
@@ -101,12 +101,12 @@ class Round:
         return self._owing
 
     def look(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
-        """Says whether the round would close now, and when to ask again; remembers when the quorum was met."""
+        """Returns whether the round closes now, and when to ask again; remembers when the quorum was met."""
         self.quorum_met_at_s = self._quorum_moment_s(now_s, live, waits)
         return self.peek(now_s, responsive, live, waits)
 
     def peek(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
-        """Says what :meth:`look` would, and remembers nothing: drivers may ask as often as they like."""
+        """Returns what :meth:`look` would, without remembering: drivers may ask as often as they like."""
         view = RoundView(
             opened_at_s=self.opened_at_s,
             fresh=self._fresh,
@@ -124,7 +124,7 @@ class Round:
         return now_s if len(self._fresh) >= effective_quorum(waits.quorum, live) else None
 
     def release(self) -> None:
-        """Lets go of the contributions: their bytes are in the new version, and nobody needs them any more."""
+        """Drops the contributions, whose bytes are in the new version."""
         self.contributions.clear()
         self._of_island.clear()
         self.waiting_bytes = 0

@@ -68,7 +68,7 @@ class Run:
     """The state of one run; see the module's docstring.
 
     Attributes:
-        epoch: Of this life of the aggregator: one more than the last.
+        epoch: Number of this life of the aggregator: one more than the last.
         open_rounds: Rounds that wait for answers, by id.
         refusals: Messages refused, by reason.
     """
@@ -164,7 +164,7 @@ class Run:
         self._is_writing = False
 
     def _record(self) -> dict[str, Any]:
-        """Returns what the next life of the aggregator goes on from (:mod:`aggregator.state.restoring`)."""
+        """Returns the run record, from which a next life restores (:mod:`aggregator.state.restoring`)."""
         return {
             "run_id": self.config.run_id,
             SETTINGS: recorded(self.config),
@@ -215,11 +215,11 @@ class Run:
             self.emit(Finished())
 
     def disk_failed(self, detail: str) -> None:
-        """The store cannot be written: nothing is published, and islands train on."""
+        """Notes that the store cannot be written: nothing is published, and islands train on."""
         self.troubles.begin("store", f"nothing is published, islands train on: {detail}", self.now_s)
 
     def disk_works(self) -> None:
-        """Something was written to the store."""
+        """Notes that something was written to the store."""
         lasted_s = self.troubles.end("store", self.now_s)
         if lasted_s is not None:
             self.note(StoreBack(after_s=round(lasted_s, 3)))
@@ -231,7 +231,7 @@ class Run:
             member.refusals[reason] = member.refusals.get(reason, 0) + 1
 
     def offence(self, member: Member, reason: Reason, from_step: int) -> None:
-        """Takes note of what was refused to a member, from this step on: it may be one time too many."""
+        """Notes that a member's message from this step on was refused; too many lead to quarantine."""
         at_step = self.ledger.life(member.island_id, member.incarnation).last_step
         kept_out = self.quarantine.offended(
             member.island_id, reason, from_step=from_step, at_step=at_step, now_s=self.now_s
@@ -240,7 +240,7 @@ class Run:
             self._kept_out(member, reason, self.quarantine.why(member.island_id, self.now_s))
 
     def opposed(self, member: Member, how: str) -> None:
-        """Takes note that an island points against the others."""
+        """Notes that an island points against the others."""
         if self.quarantine.opposed(member.island_id, self.now_s):
             detail = f"its pseudo-gradients point against the fleet's: {how}"
             self._kept_out(member, OPPOSED, detail)
@@ -251,7 +251,7 @@ class Run:
         self.save()  # it must not come back by way of our own restart
 
     def behaved(self, member: Member) -> None:
-        """Takes note of a contribution that was let in."""
+        """Notes that a contribution was let in."""
         if self.quarantine.behaved(member.island_id, self.now_s):
             self.note(IslandReleased(island=member.island_id))
             self.save()
@@ -260,11 +260,11 @@ class Run:
 
     @property
     def decided(self) -> Phase:
-        """The phase as it is to be on record: a run begins when it is."""
+        """The phase that the run record is to have; a run begins once that is durable."""
         return Phase.RUNNING if self.began and self.phase is Phase.SEEDING else self.phase
 
     def owns(self, fragment_id: int) -> bool:
-        """Whether a fragment is one of this shard's."""
+        """Returns True if a fragment is one of this shard's."""
         return shard_of(fragment_id, self.config.shards) == self.config.shard
 
     def of_ours(self, versions: Sequence[int]) -> tuple[int, ...]:
@@ -312,7 +312,7 @@ class Run:
 
     @property
     def heartbeat_interval_s(self) -> float:
-        """Seconds between two heartbeats of an island, in a fleet of so many as are expected, or here."""
+        """Seconds between two heartbeats of an island, in a fleet of the expected or the present size."""
         return self._liveness.interval_of(self._fleet)
 
     @property
@@ -330,10 +330,9 @@ class Run:
         return self.clock.median_step_time_s(self.now_s) or self._median_step_s
 
     def remember_pace(self) -> None:
-        """Keeps the median step time of now for the time when nobody advances.
+        """Remembers the current median step time, for a time when no island advances.
 
-        Done with each event and not with each question: a driver asks for deadlines as often as it likes, and must not
-        change by that what a replay of the events decides.
+        Done per event, not per question: how often a driver asks for deadlines must not change a replay.
         """
         self._median_step_s = self.median_step_s
         self.clock.heartbeat_interval_s = self.heartbeat_interval_s
@@ -344,7 +343,7 @@ class Run:
         return live - out if out else live
 
     def num_eligible(self) -> int:
-        """Returns how many of these make steps, so that a round can have their answers."""
+        """Returns the number of eligible islands that make steps, so that a round can have their answers."""
         live, out = self.members.live_ids(self.now_s), self.quarantine.out(self.now_s)
         return len(live) - len((out | self.members.standing) & live)
 
@@ -353,7 +352,7 @@ class Run:
         return self.members.lives(island_id, self.now_s) and not self.quarantine.holds(island_id, self.now_s)
 
     def _counts_until_s(self, island_id: str) -> float:
-        """Returns when that may change by itself: it has been silent for too long, or its quarantine is over."""
+        """Returns when :meth:`counts` may change by time alone: by silence, or the end of a quarantine."""
         return min(self.members.dies_at_s(island_id), self.quarantine.until_s(island_id, self.now_s))
 
     def holds_nothing(self, member: Member) -> bool:
@@ -399,17 +398,17 @@ class Run:
         return f"{len(waiting)} of this island wait, and {ranges} ranges of batches with this one"
 
     def most_steps(self, member: Member) -> int:
-        """Returns the highest inner step that an island can have reached by now: what is beyond is a lie."""
+        """Returns the highest inner step that an island can have reached by now; a claim beyond is a lie."""
         life = self.ledger.life(member.island_id, member.incarnation)
         since_s = max(0.0, self.now_s - member.counted_at_s)
         return life.last_step + STEPS_AT_ONCE + int(since_s * STEPS_PER_S)
 
     def most_tokens_per_step(self, member: Member) -> int:
-        """Returns what an island has declared, or what the configuration allows."""
+        """Returns an island's declared tokens per step, or the most that the configuration allows."""
         return member.tokens_per_step or self.config.max_tokens_per_step
 
     def tokens_per_step(self, member: Member) -> float:
-        """Returns what an island has declared; where it left that open, what it has trained so far."""
+        """Returns an island's declared tokens per step, or its average so far if it declared none."""
         life = self.ledger.last_life(member.island_id)
         return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)
 
@@ -419,7 +418,7 @@ class Run:
         return self.last_round_id
 
     def standings(self) -> dict[str, dict[str, Any]]:
-        """Returns what each live island weighs and how far it agrees."""
+        """Returns the weight and agreement of each live island."""
         return self.trust.shown(sorted(self.members.live_ids(self.now_s)), weighed=self.config.trusts)
 
     # --- beginning --------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def recorded(config: AggregatorConfig) -> dict[str, Any]:
 
 
 def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> AggregatorConfig:
-    """Returns the settings of a life: those given, then the run's, the profile's, the defaults.
+    """Returns the settings of a life: given ones first, then the run's, the profile's, the defaults.
 
     Args:
         given: Setting name -> value, of those that a flag, the environment or a file names.
@@ -73,13 +73,13 @@ def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> Aggre
 
 
 def completed(config: AggregatorConfig, record: Mapping[str, Any] | None) -> AggregatorConfig:
-    """Returns settings whose recipe is as open as the run's: what is not given is as it has been settled."""
+    """Returns settings with the run's settled recipe in place of values that were not given."""
     known, config = _known(record), _with_rule(config)
     return replace(config, **{name: known[name] for name in RECIPE if getattr(config, name) is None and name in known})
 
 
 def _with_rule(config: AggregatorConfig) -> AggregatorConfig:
-    """Returns settings in which a merge rule of one's own has its digest."""
+    """Returns settings with the digest of the run's own merge rule, if it has one."""
     found = load(config.merge)
     return config if found is None else replace(config, merge=found.name)
 
@@ -94,7 +94,7 @@ def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> list[
 
 
 def _known(record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the run's settings, typed; none before it has a model, when all of it may still be others."""
+    """Returns the run's settings, typed; none before it has a model, while all may still change."""
     if record is None or record.get("manifest") is None:
         return {}
     stored = dict(record.get(SETTINGS, {}))

@@ -37,7 +37,7 @@ class Sharing:
         run.members.watch(lambda island_id: self._unseen.__setitem__(island_id, None))
 
     def look_again(self) -> None:
-        """Who has what was changed elsewhere: everybody is to be looked at."""
+        """Marks all islands for re-examination after ownership changed."""
         self._look_at_s = -math.inf
 
     def _may_move(self) -> bool:
@@ -68,7 +68,7 @@ class Sharing:
         self._save(bool(moved))
 
     def _save(self, moved: bool) -> None:
-        """Has moves written down; in a large fleet together with later ones, since a record is of all."""
+        """Writes moves to the record; in a large fleet several together, since a record names all islands."""
         run = self._run
         if moved and self._save_at_s is None:
             spare = max(0, len(run.members) - SAVED_AT_ONCE)
@@ -78,7 +78,7 @@ class Sharing:
             run.save()
 
     def note(self, moved: Iterable[Dealt]) -> None:
-        """Records what has moved."""
+        """Notes the data that have moved."""
         for each in moved:
             self._run.note(each.note())
 
@@ -112,7 +112,7 @@ class Sharing:
         )
 
     def _left_nothing(self, member: Member) -> bool:
-        """Returns whether the data of an island may go to others: it has left, and nothing of it is under way.
+        """Returns True if an island's data may go to others: it left, and no contribution is under way.
 
         One that has paused may have kept contributions, which would be refused once its data are another's. So that
         waits until all it trained is merged. With several shards no one of them knows, and its data wait for it.
@@ -135,5 +135,5 @@ class Sharing:
 
 
 def _deciding(p: Presence) -> tuple[Any, ...]:
-    """Returns what may move data as soon as it changes; how long an island is away does so with the time."""
+    """Returns the facts whose change may move data; the time that an island is away is not among them."""
     return math.isinf(p.away_s), p.able, p.batch_tokens, p.block, p.released

@@ -21,7 +21,7 @@ class Sent:
     before: tuple[int, int] = (0, 0)
 
     def take(self, incarnation: int, up: int, down: int) -> None:
-        """Takes the counters of a heartbeat; those that have gone back are another process's."""
+        """Takes the counters of a heartbeat; counters that have gone back are of another process."""
         if incarnation < self.incarnation:
             return  # it comes late
         if incarnation > self.incarnation or up < self.newest[0]:
@@ -35,7 +35,7 @@ class Sent:
 
 
 class Traffic:
-    """Bytes of every island, over all its lives that were heard of."""
+    """Bytes of every island, over all its known lives."""
 
     def __init__(self) -> None:
         self._sent: dict[str, Sent] = {}
@@ -52,7 +52,7 @@ class Traffic:
         return self._sent.get(island_id) or Sent()
 
     def recall(self, found: Mapping[str, Sent]) -> None:
-        """Puts what an earlier life of the aggregator had heard before what this one has."""
+        """Adds the bytes that an earlier life of the aggregator had counted."""
         for island_id, sent in found.items():
             now = self._sent.get(island_id)
             if now is not None:
@@ -99,7 +99,7 @@ def _island(run: Run, traffic: Traffic, island_id: str) -> dict[str, Any]:
 
 
 def totals(run: Run, now_s: float, traffic: Traffic | None = None) -> RunTotals:
-    """Returns where the run stands; bytes of earlier lives as far as ``traffic`` has them."""
+    """Returns the totals of the run; bytes of earlier lives as far as ``traffic`` has them."""
     books = run.ledger.books()
     tokens = books.tokens()
     target = run.config.total_tokens
@@ -134,7 +134,7 @@ def totals(run: Run, now_s: float, traffic: Traffic | None = None) -> RunTotals:
 
 
 def _earlier(run: Run, traffic: Traffic) -> dict[str, dict[str, int]]:
-    """Returns what islands have trained and sent that the counters of their present lives do not have."""
+    """Returns tokens and bytes of islands' earlier lives, which their present counters lack."""
     found = {}
     for island_id in run.ledger.lives():
         tokens = run.ledger.trained(island_id)[1] - run.ledger.last_life(island_id).last_tokens
@@ -169,7 +169,7 @@ def fragments(run: Run, committed_at_s: Mapping[int, float], began_s: float, now
 
 
 def refusals(run: Run) -> dict[str, dict[str, int]]:
-    """Returns island -> reason -> messages refused; what came from nobody known stands under one name."""
+    """Returns island -> reason -> refused messages; unknown senders share one name."""
     by_island = {m.island_id: {str(reason): n for reason, n in m.refusals.items()} for m in run.members if m.refusals}
     rest = {str(reason): n for reason, n in run.refusals.items()}
     for reasons in by_island.values():

@@ -26,7 +26,7 @@ RIDDLE = re.compile(
 )
 #: Rooms that still have some; no new one comes in.
 WITH_RIDDLES = {
-    "aggregator": {"merge", "process", "rounds", "rules", "state", "store"},
+    "aggregator": {"process", "store"},
     "broker": {"gateway", "process", "transport"},
     "islands": {"", "hosts", "session"},
     "ops": {"chaos", "dashboard", "inspect", "sinks", "story", "virtual"},
