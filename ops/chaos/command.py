@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _take_cluster_settings(args: argparse.Namespace, cluster: Mapping[str, Any]) -> None:
-    """Lets [cluster] speak where no flag does.
+    """Takes the settings of [cluster] that no flag gives.
 
     Raises:
         ConfigError: A key of it is no setting of ``up``.
@@ -114,7 +114,7 @@ def _take_cluster_settings(args: argparse.Namespace, cluster: Mapping[str, Any])
 
 
 def _as_flag(value: Any) -> Any:
-    """Returns a value of TOML as the command line would have given it."""
+    """Returns a TOML value as its flag would have parsed it."""
     match value:
         case bool():
             return value

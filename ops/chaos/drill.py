@@ -122,7 +122,7 @@ class Drill:
         return dataclasses.replace(spec, command=command, environment=environment)
 
     def _wait_for_training(self) -> None:
-        """Returns when every island has run a few steps and something is merged: what had to be compiled, is.
+        """Waits until every island has run a few steps and something is merged: all is compiled then.
 
         Raises:
             Unavailable: That takes too long.
@@ -156,12 +156,12 @@ class Drill:
     # --- what is done twenty times a second ---------------------------------------------------------------------
 
     def _turn_until(self, at_s: float) -> None:
-        """Turns until a moment, or until the run has ended."""
+        """Runs the loop until a time, or until the run has ended."""
         while time.monotonic() < at_s and not self._ended:
             self._turn(at_s)
 
     def _turn(self, until_s: float = float("inf")) -> None:
-        """Sees what happened, takes faults back, observes, shows; then sleeps for a tick.
+        """Runs the loop once: polls processes, ends faults, observes, shows; then sleeps for a tick.
 
         Raises:
             GaveUp: A process of the run could not be kept alive.
@@ -213,7 +213,7 @@ class Drill:
 
 
 def _leader(holders: Sequence[str], plan: LocalPlan, rng: random.Random) -> str | None:
-    """Returns the process that holds a lease, by the name of its store: of several shards' any."""
+    """Returns the process that holds a lease (any shard's), by the name of its store."""
     stores = {read_name(plan.store_of(name)): name for name in plan.aggregator_ids}
     leading = [stores[holder] for holder in holders if holder in stores]
     return rng.choice(leading) if len(leading) > 1 else next(iter(leading), None)

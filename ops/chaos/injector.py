@@ -74,7 +74,7 @@ class Injector:
 
     @property
     def active(self) -> list[Happening]:
-        """The faults that last."""
+        """The faults under way."""
         return [each for each in self.happenings if each.ended_s is None]
 
     def disturbed(self, now_s: float) -> set[str]:
@@ -84,7 +84,7 @@ class Injector:
         return {process for each in recent for process in each.processes}
 
     def prepare(self) -> None:
-        """Puts by what faults will need: Redis' data as they are at the beginning."""
+        """Saves what faults will need: the data of Redis as they are at the beginning."""
         if self._plan.redis_port is None:
             return
         try:
@@ -96,7 +96,7 @@ class Injector:
             raise Unavailable(f"cannot keep a copy of Redis' data: {err}", definite=True) from err
 
     def inject(self, fault: Fault, now_s: float) -> Happening:
-        """Does a fault now, and remembers to take it back; or says why it cannot be done."""
+        """Does a fault now, and remembers to take it back; or notes why it cannot be done."""
         number = len(self.happenings) + 1
         processes, why_not = self._processes(fault, now_s)
         happening = Happening(number=number, fault=fault, processes=processes, at_s=now_s, skipped=why_not)
@@ -111,7 +111,7 @@ class Injector:
         return happening
 
     def advance(self, now_s: float) -> list[Happening]:
-        """Takes back what is over; returns it."""
+        """Takes back the faults that are over, and returns them."""
         over = [each for each in self.active if now_s >= each.at_s + each.fault.for_s]
         self._end(over, now_s)
         return over
@@ -149,7 +149,7 @@ class Injector:
     # --- what ---------------------------------------------------------------------------------------------------
 
     def _do(self, fault: Fault, processes: tuple[str, ...]) -> Callable[[], None]:
-        """Does it; returns what takes it back."""
+        """Does a fault; returns the function that takes it back."""
         match fault.kind:
             case FaultKind.KILL | FaultKind.OUTAGE:
                 for name in processes:
@@ -248,4 +248,4 @@ def clock_file(run_dir: Path, process: str) -> Path:
 
 
 def _nothing() -> None:
-    """For faults that end by themselves."""
+    """Does nothing: ends a fault that ends by itself."""

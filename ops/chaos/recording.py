@@ -54,7 +54,7 @@ class VersionSeen:
     contributions: Sequence[Mapping[str, Any]]
 
     def has(self, island_id: str, *, above_incarnation: int = 0) -> bool:
-        """Whether an island is in it, with a life later than ``above_incarnation``."""
+        """Returns True if an island contributed, with a life later than ``above_incarnation``."""
         return any(
             each["island_id"] == island_id and each["incarnation"] > above_incarnation for each in self.contributions
         )
@@ -132,7 +132,7 @@ class Observer:
         self._counts = dict.fromkeys(recording.islands, 0)
 
     def look(self) -> None:
-        """Takes in what is new."""
+        """Adds what is new in the files."""
         for island in self._recording.islands:
             self._counts[island], beats = read_pulse(pulse_file(self._run_dir, island), self._counts[island])
             self._recording.steps.setdefault(island, []).extend(beats)

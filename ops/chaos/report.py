@@ -112,7 +112,7 @@ def _detected(happening: Happening, recording: Recording) -> float | None:
 
 
 def _shows(note: Note, happening: Happening) -> bool:
-    """Whether a decision of an aggregator shows that it noticed a fault."""
+    """Returns True if a decision of an aggregator shows that it noticed a fault."""
     kind, struck = happening.fault.kind, happening.processes
     if kind in ROGUES:
         return isinstance(note, ContributionRefused | MessageRefused | JoinRefused) and island_of(note) in struck
@@ -132,7 +132,7 @@ def _restarted(happening: Happening, recording: Recording) -> float | None:
 
 
 def _changes(recording: Recording, change: Change, *processes: str) -> Iterator[float]:
-    """Yields when processes went through a change."""
+    """Yields the times at which processes went through a change."""
     return (at_s for at_s, event in recording.changes if event.change is change and event.process in processes)
 
 
@@ -164,7 +164,7 @@ def _first(moments: Iterable[float], from_s: float) -> float | None:
 
 
 def _last(moments: Iterable[float | None]) -> float | None:
-    """Returns the last of them; None if one is not known."""
+    """Returns the last of these times; None if one is not known."""
     known = list(moments)
     return None if None in known else max(filter(None, known), default=None)
 
@@ -229,7 +229,7 @@ def stepping(recording: Recording) -> Report:
 
 
 def out_spells(recording: Recording, island: str) -> list[Spell]:
-    """Returns when an island was stopped, or dead, and so long as it took to its next step."""
+    """Returns the spells in which an island was stopped or dead, up to its next step."""
     steps = recording.steps.get(island, [])
 
     def next_step(at_s: float, not_by: int | None = None) -> float:
@@ -272,7 +272,7 @@ def between(spells: Sequence[Spell], from_s: float, to_s: float) -> Iterator[Spe
 
 
 def period_s(recording: Recording, island: str) -> float | None:
-    """Returns what a step took an island before the first fault; None if there were too few to say."""
+    """Returns an island's seconds per step before the first fault; None after too few steps."""
     steps = [step.at_s for step in recording.steps.get(island, [])]
     calm = _within(steps, (recording.began_s, recording.first_fault_s))
     return median(b - a for a, b in pairwise(calm)) if len(calm) > ENOUGH_STEPS else None

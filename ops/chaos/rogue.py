@@ -43,7 +43,7 @@ def rogue_wire(manner: FaultKind, honest_s: float = 0.0) -> type[wire.Connection
                 asyncio.get_running_loop().create_task(self._send_bytes())
 
         async def _send_bytes(self) -> None:
-            """Sends what is no message at all."""
+            """Sends random bytes, which are no message."""
             if Channel.BULK not in self._endpoints:
                 return  # between two brokers
             socket = self._endpoints[Channel.BULK]._open_line.socket  # no honest use would do this
@@ -55,7 +55,7 @@ def rogue_wire(manner: FaultKind, honest_s: float = 0.0) -> type[wire.Connection
 
 
 def claiming(times: int) -> Callable[..., Task]:
-    """Returns a loader of tasks whose steps have, as the island says, so many times their tokens."""
+    """Returns a loader of tasks whose steps claim ``times`` the tokens that they have."""
 
     def load(name: str, options: Mapping[str, Any]) -> Task:
         task = load_task(name, options)

@@ -54,7 +54,7 @@ Books = tuple[int, str, Line]
 
 
 def verify(run_dir: Path) -> list[Check]:
-    """Checks everything that a run directory tells.
+    """Checks all invariants by the files of a run directory.
 
     Raises:
         Unavailable: It is no run directory, or cannot be read.
@@ -123,7 +123,7 @@ def _report_of(run_dir: Path) -> Line | None:
 
 
 def published_versions(tapes: Files) -> dict[Key, str]:
-    """Returns (fragment, version) -> digest of what aggregators say they have published."""
+    """Returns (fragment, version) -> digest of the versions that aggregators noted as published."""
     return {
         (note.fragment, note.version): note.digest
         for lines in tapes.values()
@@ -134,7 +134,7 @@ def published_versions(tapes: Files) -> dict[Key, str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Again:
-    """Lines that are read from a file each time somebody goes through them: none stays in memory."""
+    """Lines read from a file anew at each iteration; none stays in memory."""
 
     read: Callable[[], Iterable[Line]]
 
@@ -219,7 +219,7 @@ class _Walk:
         self._ranges, self._speakers = MergedRanges(), Epochs()
 
     def tape(self, name: str, lines: Iterable[Line]) -> None:
-        """Checks what an aggregator was told and did, life by life.
+        """Checks the events and decisions of an aggregator, life by life.
 
         Where lines are missing, which a killed process still had in memory, a full disk refused, or were in a segment
         that is gone, nothing is said of what was durable when. Each life has an epoch above those before; one whose

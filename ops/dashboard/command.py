@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _try_out(run: ObservedRun) -> None:
-    """Asks once: who has no key, or the wrong address, is told so at once, and not by an empty page."""
+    """Asks once, so that a missing key or a wrong address is an error at once, and not an empty page."""
     async with contextlib.aclosing(run):
         await run.read()
 

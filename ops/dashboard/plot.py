@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Contributors:
-    """Who is in each of the newest versions, from lines of a tape: a report has nobody to ask.
+    """The contributions of the newest versions, from a tape: a page without a server cannot ask.
 
     Attributes:
         versions: Fragment and version -> why its round closed, its digest, who was waited for in vain, and rows of the
@@ -65,7 +65,7 @@ class Contributors:
 
 
 class WholeRun(WatchedRun):
-    """A run as its tapes tell of it to their ends; raises ConfigError if there is none."""
+    """A run read from its tapes to their ends; raises ConfigError if there is none."""
 
     def __init__(self, run_dir: Path) -> None:
         self.contributors = Contributors()
@@ -99,5 +99,5 @@ def report_page(parts: Mapping[str, str], frame: Mapping[str, Any]) -> str:
 
 
 def _inside(text: str) -> str:
-    """Returns text that no script element takes for its own end."""
+    """Returns text in which no script element finds its own end."""
     return text.replace("</", "<\\/")

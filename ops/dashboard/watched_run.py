@@ -91,7 +91,7 @@ class WatchedRun:
                 raise ConfigError("RUN_DIR", str(run_dir), "has no event tape (events.jsonl), and its Redis has ended")
 
     async def follow(self) -> None:
-        """Looks again and again; what ends that is told by the page."""
+        """Reads tapes and Redis again and again; an error that ends this is shown on the page."""
         try:
             while True:
                 began_s = time.monotonic()
@@ -115,7 +115,7 @@ class WatchedRun:
         return self._tapes.behind
 
     def _look_for_stop(self, *, quiet: bool) -> None:
-        """Finds out whether the processes of the run are gone; without a lock, as with daemons, nobody knows."""
+        """Finds out whether the run's processes are gone; unknown without a lock, as with daemons."""
         if self._tapes.behind:
             return  # how it ended is still to be read
         now_s = time.monotonic()
@@ -137,7 +137,7 @@ class WatchedRun:
                 self._also(line)
 
     async def _ask(self) -> None:
-        """Reads from Redis who lives, and with no tape what has happened."""
+        """Reads the status from Redis, and its events if there is no tape."""
         if self._reader is None and self._url is None:
             return
         try:
@@ -182,11 +182,11 @@ class WatchedRun:
     # --- what a page asks for -----------------------------------------------------------------------------------
 
     def frame(self, since: int, *, stopped: bool = False) -> dict[str, Any]:
-        """Returns the history's frame, with the run's name and what Redis knows of now.
+        """Returns the history's frame, with the run's name and its present status in Redis.
 
         Args:
-            since: Number of the last change that is known.
-            stopped: Whoever asks knows that the run's processes are gone.
+            since: Number of the last change that the page has.
+            stopped: The caller knows that the run's processes are gone.
         """
         frame = self.history.frame(since, stopped=stopped or self._stopped)
         status = self.status
@@ -220,7 +220,7 @@ class WatchedRun:
         return self._evaluations[1]
 
     def _what_is_gone(self) -> str:
-        """Says which segments of tapes were gone before they could be read; an empty text if none were."""
+        """Names the segments of tapes that were gone before they could be read; empty if none were."""
         missed = self._tapes.missed()
         if missed != self._gone[0]:
             found = [gone_of(tape) for tape in missed]
@@ -229,7 +229,7 @@ class WatchedRun:
         return self._gone[1]
 
     async def version(self, fragment: int, version: int) -> dict[str, Any] | None:
-        """Returns what ``atoll explain`` says of a version; None if it is not known here."""
+        """Returns the explanation of a version as ``atoll explain`` has it; None if unknown here."""
         target = target_of(f"{fragment}:{version}")
         if self._run_dir is not None:
             files = {"ledgers": ledgers_in(self._run_dir), "tapes": tapes_in(self._run_dir)}

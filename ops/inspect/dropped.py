@@ -1,4 +1,4 @@
-"""What is gone of a tape that is kept in segments (:mod:`aggregator.store.segments`), in words."""
+"""The missing segments of a tape or ledger (:mod:`aggregator.store.segments`), in words."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LIFE = b'{"tape":'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """The segments of a tape that are not there any more, and what is missed with them.
+    """The missing segments of a tape or ledger, and what is lost with them.
 
     Attributes:
         segments: Their numbers.
-        lines: How many they had, as far as it is known.
-        by_rule: The setting ``tape_segments`` dropped them; else somebody or something took them.
-        since_s: From when on the tape tells, in seconds since 1970; 0: it is not known.
-        life: Number of the life that goes on there and has lost its beginning; 0: none has.
-        epoch: Of that life.
-        file: What it is that lacks them.
+        lines: Their lines, as far as known.
+        by_rule: The setting ``tape_segments`` dropped them; else they were lost.
+        since_s: Time of the first line left, in seconds since 1970; 0: unknown.
+        life: Number of the life whose beginning is lost; 0: none.
+        epoch: Epoch of that life.
+        file: ``tape`` or ``ledger``.
     """
 
     segments: tuple[int, ...]
@@ -35,7 +35,7 @@ class Gone:
     file: str = "tape"
 
     def sentence(self) -> str:
-        """Says it."""
+        """Returns the loss as a sentence."""
         first, last = self.segments[0], self.segments[-1]
         which = f"segment {first}" if first == last else f"segments {first} to {last}"
         if len(self.segments) != last - first + 1:
@@ -52,7 +52,7 @@ class Gone:
 
 
 def gone_of(tape: Path, file: str = "tape") -> Gone | None:
-    """Returns what is gone of a tape or a ledger (``file``); None if it is whole, or not there.
+    """Returns the missing segments of a tape or a ledger (``file``); None if whole, or not there.
 
     Raises:
         OSError: It cannot be read.
@@ -67,7 +67,7 @@ def gone_of(tape: Path, file: str = "tape") -> Gone | None:
 
 
 def gone_from(tapes: Sequence[Path]) -> str:
-    """Says what is gone of the tapes of a run; an empty text if they are whole. Raises as :func:`gone_of`."""
+    """Names the missing segments of a run's tapes; empty if they are whole. Raises as :func:`gone_of`."""
     found = [(tape, gone_of(tape)) for tape in tapes]
     several = len(tapes) > 1
     said = [f"{tape}: {gone.sentence()}" if several else gone.sentence() for tape, gone in found if gone is not None]

@@ -93,7 +93,7 @@ def _print(found: Explanation, judged: curve.Point | None = None, *, as_json: bo
 
 
 def _reader(args: argparse.Namespace) -> RunReader | None:
-    """Returns what is asked in place of a directory; None where there is one."""
+    """Returns the Redis or broker to ask; None if a directory is given."""
     observed = observed_run(args.broker, args)
     away = observed is not None or args.redis is not None
     if args.directory is None and not away:
@@ -114,7 +114,7 @@ async def _explained(reader: RunReader, target: Target) -> Explanation:
 
 
 async def explain_from(reader: RunReader, target: Target) -> Explanation:
-    """Returns what Redis knows of a version, read from it or through a broker.
+    """Returns the explanation of a version from Redis, read directly or through a broker.
 
     Raises:
         ConfigError: A round is asked for, which only a tape or ledger tells of.
@@ -134,10 +134,10 @@ async def explain_from(reader: RunReader, target: Target) -> Explanation:
 
 
 def _from_redis(kept: KeptVersion) -> Explanation:
-    """Returns what stands in Redis of a version as an explanation.
+    """Returns a version's entry in Redis as an explanation.
 
     Raises:
-        Unavailable: What stands there is no such thing.
+        Unavailable: The entry is malformed.
     """
     assert kept.found is not None
     row = kept.found
@@ -164,7 +164,7 @@ def _from_redis(kept: KeptVersion) -> Explanation:
 
 
 def target_of(text: str) -> Target:
-    """Returns which version ``text`` names; raises ConfigError if it names none."""
+    """Returns the version or round that ``text`` names; raises ConfigError if it names none."""
     kind, colon, rest = text.partition(":")
     try:
         if kind == "round":
@@ -176,7 +176,7 @@ def target_of(text: str) -> Target:
 
 
 def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -> Explanation | None:
-    """Returns what is known of a version; None if there is no such version, or round.
+    """Returns the explanation of a version or round; None if there is no such one.
 
     Every file is read once, line by line; of none more than the wanted round is kept.
 
@@ -243,7 +243,7 @@ def _digest_of(story: RoundStory) -> str:
 
 
 def _explanation(row: Mapping[str, Any] | None, story: RoundStory | None) -> Explanation:
-    """Returns what a ledger says in a line, and a tape of its round; one of them there is."""
+    """Returns an explanation from a ledger's line, a tape's round, or both."""
     note = None if story is None else story.committed
     noted = {each.key: each for each in (() if story is None else story.contributions)}
     merged = list(noted.values()) if row is None else [_merging(each) for each in row["contributions"]]
@@ -300,7 +300,7 @@ def _merging(each: Mapping[str, Any]) -> Merging:
 
 
 def _newest(ledgers: Sequence[Path]) -> str:
-    """Says which versions there are."""
+    """Returns a sentence that names the newest versions."""
     newest: dict[int, int] = {}
     for ledger in ledgers:
         for row in read_rows(ledger):

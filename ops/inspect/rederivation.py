@@ -42,7 +42,7 @@ _UNUSABLE = (OSError, SafetensorError, KeyError, ValueError, TypeError)
 
 
 class _Contradiction(Exception):
-    """A recording cannot be what led to a version; the message says why."""
+    """A recording contradicts the version that it should have led to; the message says why."""
 
 
 class Rederivation:
@@ -71,7 +71,7 @@ class Rederivation:
         self._outer_step: OuterStep | None = None
 
     def begin(self, core: Aggregator) -> None:
-        """A life begins: what was pending is either in its store by now, or never will be."""
+        """Begins a life: pending versions are in its store by now, or never will be."""
         self._core = core
         for p, fragment in core.run.fragments.items():
             pending = self._pending.pop(p, None)
@@ -96,7 +96,7 @@ class Rederivation:
             self._rule, self._outer_step = rule, make_outer_step(*rule)
 
     def planted(self, fragment_id: int) -> None:
-        """Version 0: its parameters are in the recording of the first round."""
+        """Takes version 0; its parameters are in the recording of the first round."""
         self._pending.pop(fragment_id, None)
         self._durable.pop(fragment_id, None)
 
@@ -173,7 +173,7 @@ class Rederivation:
         return frozenset(int(name) for name in names if name.isdecimal()) - self._used
 
     def left_over(self, round_id: int, row: Mapping[str, Any] | None, digests: Mapping[tuple[int, int], str]) -> str:
-        """Derives a recorded round alone; returns how recording or ledger contradict it, or an empty text.
+        """Derives a recorded round alone; returns what contradicts recording or ledger; empty if nothing.
 
         Args:
             round_id: One of :meth:`rounds_left`.
@@ -239,7 +239,7 @@ def _check_cosines(event: Computed, made: Made) -> None:
 
 
 def _state_before(recorded: RecordedRound, version: int) -> FragmentState:
-    """Returns what a round began with, by its recording."""
+    """Returns the state that a round began with, by its recording."""
     arrays = recorded.arrays
     return FragmentState(
         arrays["theta_before"], arrays["momentum_before"], version, residual=arrays.get("residual_before")
@@ -247,7 +247,7 @@ def _state_before(recorded: RecordedRound, version: int) -> FragmentState:
 
 
 def _parts_of_row(row: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Returns what a line of the ledger says was merged, in the order in which it was, without payloads."""
+    """Returns the parts that a ledger line names, in the order of the merge, without payloads."""
     return tuple(
         Part(
             island_id=each["island_id"],
@@ -283,5 +283,5 @@ def _payload(tensors: tuple[TensorSpec, ...], delta: Vector) -> tuple[Encoded, .
 
 
 def _same(one: Vector, other: Vector) -> bool:
-    """Whether two vectors are the same bytes: zeros of both signs differ, and nothing else could be a NaN."""
+    """Returns True if two vectors have the same bytes, so that zeros of both signs differ."""
     return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()

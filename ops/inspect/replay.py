@@ -86,7 +86,7 @@ exit status:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replays, says what came of it, and returns the exit code.
+    """Replays, prints the result, and returns the exit code.
 
     Raises:
         ConfigError: There is no tape, or it has a format or settings that this program does not know.
@@ -138,7 +138,7 @@ def replay_all(tapes: Sequence[Path], *, ledgers: Sequence[Path] = ()) -> tuple[
 
 
 def _rows_in(ledger: Path) -> dict[Key, dict[str, Any]]:
-    """Returns as much of each line as tells where a lineage begins."""
+    """Returns version -> the fields of its line that tell where a lineage begins."""
     return {(row["fragment_id"], row["fragment_version"]): head_of(row) for row in read_rows(ledger)}
 
 
@@ -342,7 +342,7 @@ def render(replayed: Replayed) -> str:
 
 
 def _verdict(covered: Coverage, *, same: bool, missing: bool) -> str:
-    """Returns what all tapes come to."""
+    """Returns the verdict on all tapes."""
     said = covered.sentence()
     if not same:
         return f"{said}\nthe replay DIFFERS"
@@ -359,14 +359,14 @@ def _many(count: int, one: str, more: str) -> str:
 
 
 class _Progress:
-    """A line on a terminal every few seconds: a tape of days takes minutes."""
+    """Prints progress on a terminal every few seconds: a tape of days takes minutes."""
 
     def __init__(self, tape: Path) -> None:
         self._bytes = sum(each.stat().st_size for each in segments_of(tape).values() if each.exists())
         self._began_s = self._told_s = time.monotonic()
 
     def at(self, number: int) -> None:
-        """Line ``number`` was played."""
+        """Notes that line ``number`` was played."""
         if number % 1000 or not sys.stderr.isatty():
             return
         now_s = time.monotonic()

@@ -51,7 +51,7 @@ _BESIDE = {each.name for each in (*NOTES, RolledBack)}
 
 @dataclass(slots=True)
 class _Life:
-    """One life of the aggregator, as far as it was followed."""
+    """One life of the aggregator, as far as it was played."""
 
     core: Aggregator | None  #: None: its beginning is in a segment that is gone
     expected: list[Note] = field(default_factory=list)  #: decisions whose lines must come next
@@ -149,7 +149,7 @@ class Replay:
 
     @property
     def failover(self) -> bool:
-        """Whether other aggregators may have led this run, with versions that this one's ledger lacks."""
+        """True if other aggregators may have led this run, with versions that this ledger lacks."""
         return self._failover
 
     @property
@@ -176,7 +176,7 @@ class Replay:
     # --- segments -----------------------------------------------------------------------------------------------
 
     def _enter(self, header: Header, before: int) -> None:
-        """A segment begins; ``before`` is the number of the last line of the one before."""
+        """Begins a segment; ``before`` is the number of the last line of the segment before."""
         expected, self._segment = self._segment + 1, header.segment
         self._dropped = max(self._dropped, header.dropped)
         if header.segment <= expected:
@@ -253,7 +253,7 @@ class Replay:
         return None
 
     def _new_lineage(self, commit: Commit, durable: int) -> None:
-        """Takes a version that nobody merged: an earlier one goes on under a number above all that were seen."""
+        """Takes a new lineage: an earlier version goes on under a number above all that were seen."""
         p, version = commit.fragment_id, commit.fragment_version
         kept = [v for (q, v), digest in self.digests.items() if q == p and v < version and digest == commit.digest]
         self.given_up |= {(p, each) for each in range(max(kept, default=durable) + 1, version)}
@@ -265,7 +265,7 @@ class Replay:
             self._miss(commit)
 
     def _miss(self, commit: Commit, why: PartReason = PartReason.CRASH) -> None:
-        """A life begins with a version that no line tells of; what it begins with, its first line says."""
+        """Takes the version that a life's first line has, and no line before tells of."""
         self._known(commit)
         self._unchecked(commit.fragment_id, commit.fragment_version, why)
 
@@ -284,7 +284,7 @@ class Replay:
     # --- lines ------------------------------------------------------------------------------------------------
 
     def _skip(self, line: Line) -> None:
-        """Passes over a line behind a gap; the versions that it tells of are known of, and not derived."""
+        """Skips a line behind a gap; the versions in it count as known, and not derived."""
         why = PartReason.GAP
         if self._now().core is None:
             why = PartReason.DROPPED
@@ -327,7 +327,7 @@ class Replay:
         return None
 
     def _completion(self, event: Event) -> Difference | None:
-        """Checks that what was completed had been ordered."""
+        """Checks that a completed action had been ordered."""
         life = self._now()
         match event:
             case Computed(fragment_id=p, fragment_version=version):
@@ -363,7 +363,7 @@ class Replay:
         return wrong
 
     def _order(self, actions: list[Action]) -> Difference | None:
-        """Takes down a core's actions; returns a difference if it orders what its store forbids."""
+        """Records a core's actions; returns a difference if one contradicts its store."""
         life = self._now()
         for action in actions:
             if life.behind is not None and isinstance(action, Plant | Merge | Persist):

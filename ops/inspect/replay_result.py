@@ -22,7 +22,7 @@ Key = tuple[int, int]
 
 
 class PartReason(StrEnum):
-    """Why a version that is known of could not be derived from the tape."""
+    """Why a known version could not be derived from the tape."""
 
     GAP = "behind lines that a full disk cost"
     DROPPED = "before the oldest life that is whole on the tape: its segments were dropped"
@@ -109,7 +109,7 @@ class Coverage:
 
     @classmethod
     def added(cls, parts: Iterable[Coverage]) -> Coverage:
-        """Adds up tapes of one run: what one leader's does not tell, another's may."""
+        """Adds up the tapes of one run: one leader's may tell what another's does not."""
         whole = cls()
         for each in parts:
             whole.checked |= each.checked
@@ -124,22 +124,22 @@ class Coverage:
 
     @property
     def versions(self) -> int:
-        """Versions that are known of."""
+        """The number of known versions."""
         return len(self.checked | self.unchecked.keys())
 
     @property
     def complete(self) -> bool:
-        """Whether all lines and recordings were there and all versions checked, except those a rule dropped."""
+        """True if all lines and recordings were there and all versions checked, but for dropped ones."""
         unchecked = any(why is not PartReason.DROPPED for why in self.unchecked.values())
         return not (unchecked or self.missing_lines or self.missing_recordings)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing at all was checked where something should have been."""
+        """True if nothing was checked although something should have been."""
         return not self.checked and bool(self.versions or not self.complete or not self.lives)
 
     def reasons(self) -> dict[PartReason, int]:
-        """Returns why not -> how many versions were not checked."""
+        """Returns reason -> how many versions were not checked for it."""
         return dict(Counter(self.unchecked.values()))
 
     def to_json(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Coverage:
         }
 
     def sentence(self) -> str:
-        """Says it: ``checked 41 of 44 versions; 2 could not be: made in the last moments ..; ..``."""
+        """Returns the coverage in words: ``checked 41 of 44 versions; 2 could not be: made in ..; ..``."""
         parts = [f"checked {len(self.checked):,} of {self.versions:,} versions"]
         parts += [f"{n:,} could not be: made {why}" for why, n in sorted(self.reasons().items())]
         if self.missing_lines:
@@ -176,7 +176,7 @@ def as_read(value: Any) -> Any:
 
 
 def what_differs(line: Line, replayed: Line) -> str:
-    """Says in a sentence how two notes differ: the first field will do."""
+    """Returns in a sentence how two notes differ: by their first field that does."""
     name, again = line.get("note"), replayed["note"]
     if name != again:
         return f"{name} is on the tape, and {again} was decided"

@@ -22,7 +22,7 @@ BROKER_METAVAR, BROKER_HELP = "ADDRESS", "ask this broker, where Redis cannot be
 
 
 class RunReader(Protocol):
-    """What a run can be read by: a registry, or a broker's view of it. All of it raises Unavailable."""
+    """A reader of a run: a registry, or a broker's view of it. Every method may raise Unavailable."""
 
     run_id: str
 

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settle_broker(args: argparse.Namespace) -> ObservedRun | None:
-    """Makes a number of ``--broker``, for a health check; of an address the run that is asked for there.
+    """Makes ``--broker`` a number for a health check; or, of an address, returns the run to ask there.
 
     Raises:
         ConfigError: It is neither, or contradicts another flag.
@@ -138,7 +138,7 @@ def _observed(run: ObservedRun, args: argparse.Namespace, console: Screen, check
 
 
 async def _observe(run: ObservedRun, args: argparse.Namespace, console: Screen, checks: dict[str, float]) -> int:
-    """Does with a broker's answers what is done with those of Redis; returns the exit code."""
+    """Shows or watches a run by a broker's answers; returns the exit code."""
 
     async def fetch() -> Status:
         snapshot = await run.read()
@@ -225,7 +225,7 @@ async def _fetch(url: str, run_id: str | None) -> Status:
 
 
 async def _watch(fetch: Callable[[], Awaitable[Status]], args: argparse.Namespace, console: Screen) -> None:
-    """Shows the status again and again, and goes on after outages of its source.
+    """Shows the status again and again, also after outages of its source.
 
     Returns when a run that was started here has ended, and its own Redis with it.
     """

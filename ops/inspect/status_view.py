@@ -39,7 +39,7 @@ def to_json(status: Status) -> dict[str, Any]:
 
 
 def render(status: Status) -> RenderableType:
-    """Returns tables of islands and fragments between a headline and what deserves attention."""
+    """Returns a headline, tables of islands and fragments, and what deserves attention."""
     parts: list[RenderableType] = [Text(headline(status), style="bold")]
     if status.totals.get("recipe"):
         parts += [Text(f"recipe: {recipe_line(status.totals['recipe'])}")]
@@ -155,7 +155,7 @@ def _state(island: IslandStatus, stopped: bool) -> Text:
 
 
 def _sent(link: Mapping[str, Any] | None) -> str:
-    """What an island sends over its link, and how fast that is: "int8 (1.2 MB/s or more, 81 ms)"."""
+    """Returns an island's number format with the speed of its link: "int8 (1.2 MB/s or more, 81 ms)"."""
     if link is None:
         return "-"
     words = str(link["codec"])

@@ -59,7 +59,7 @@ class FollowedTape:
                 yield line
 
     def lines(self) -> Iterator[Line]:
-        """Yields of these what has a time, and what begins a segment with the time before it."""
+        """Yields the lines with a time, and the beginnings of segments with the time before them."""
         for line in self.rows():
             if "segment" in line:
                 yield {**line, "now_s": self.at[1]}
@@ -76,12 +76,12 @@ class FollowedTape:
 
     @property
     def missed(self) -> int:
-        """How many segments were gone before they could be read."""
+        """The number of segments that were gone before they could be read."""
         return self._reader.missed
 
     @property
     def behind(self) -> bool:
-        """Whether the tape has bytes that were not read yet, and can be read."""
+        """True if the tape has bytes that were not read yet, and can be."""
         return not self._failed and self._reader.behind
 
 
@@ -102,7 +102,7 @@ class FollowedTapes:
         return {path: tape.missed for path, tape in self._tapes.items() if tape.missed}
 
     def lines(self, paths: Iterable[Path]) -> list[Line]:
-        """Returns what is new.
+        """Returns the new lines.
 
         Args:
             paths: Of all tapes, new ones among them.
@@ -119,7 +119,7 @@ class FollowedTapes:
         return now
 
     def to_end(self, run_dir: Path) -> Iterator[Line]:
-        """Yields what is new on the tapes in a directory, to the end of each as it is now."""
+        """Yields the new lines of the tapes in a directory, to the end of each as it is now."""
         yield from self.lines(tapes_in(run_dir))
         while self.behind:
             yield from self.lines(tapes_in(run_dir))

@@ -114,7 +114,7 @@ def open_sink(target: Target, identity: Identity) -> Sink:
 
 
 def _followed(args: argparse.Namespace, kind: Kind, check: Callable[[], None]) -> tuple[Identity, Callable[[], Source]]:
-    """Returns what the run is called in the library, and what returns its rows from their beginning."""
+    """Returns the run's identity in the library, and the function that makes its source of rows."""
     if args.run_dir is None:
         run_id = args.run or asyncio.run(_newest_run(args.redis))
         identity = Identity(key=run_id, name=run_id, group=run_id, folder=Path().absolute())
@@ -131,7 +131,7 @@ def _followed(args: argparse.Namespace, kind: Kind, check: Callable[[], None]) -
 
 
 def _key(run_dir: Path, run_id: str, check: Callable[[], None]) -> str:
-    """Returns the run's key; waits for its tape where its run is beginning.
+    """Returns the run's key; waits for its tape if the run is beginning.
 
     Raises:
         ConfigError: There is no run, nor anybody who begins one.
@@ -164,7 +164,7 @@ async def _newest_run(url: str) -> str:
 
 
 def claim(target: Target, identity: Identity) -> int | None:
-    """Takes the right to write this run there, among this user's processes on this machine.
+    """Locks this run in this target against other processes of this user on this machine.
 
     Raises:
         ConfigError: Another process has it: together they would write everything twice.

@@ -115,13 +115,13 @@ class Follower:
             source.rows()
 
     def _tell(self, err: Exception, cure: str = "") -> None:
-        """Says that something failed, the first time in a row."""
+        """Logs a failure, if it is the first in a row."""
         self._failures += 1
         if self._failures == 1:
             log.warning("log.failing", to=str(self._target), reason=reason(err), cure=cure or self._target.cure)
 
     def _wait_for_end(self, source: Source, seconds: float) -> None:
-        """Waits for so long, or for the end of the run: then nobody waits for us for long."""
+        """Waits for ``seconds`` or the end of the run, so that the end is not held up for long."""
         ends_at_s = time.monotonic() + seconds
         self._wait(AT_THE_END_S)
         while time.monotonic() < ends_at_s and not source.over():

@@ -41,7 +41,7 @@ class MlflowSink:
         self._looks = bool(found) and urlsplit(uri).scheme in ("", "file")
 
     def written(self, stream: str) -> int:
-        """Returns the last step that is kept; of a row the marker is written last."""
+        """Returns the last step that the server has, by the marker, which is the last value of a row."""
         return self._last_step(marker(stream))
 
     def write(self, row: Row) -> None:

@@ -1,7 +1,7 @@
-"""What every sink does.
+"""The interface of sinks, and the filter that gives each only new rows.
 
 The library is the memory: a sink that is opened again asks it which steps it has, and :class:`NewRows` leaves them out.
-So whoever writes may be killed at any time, and comes back with rows from as far back as it likes.
+So the writing process may be killed at any time, and may start again with rows from as far back as it likes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ops.story.rows import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What rows are about.
+    """The run or island that rows belong to, as a library knows it.
 
     Attributes:
-        key: The same for the same run or island after any restart, and no other one's.
-        name: For people.
-        group: What belongs together: the run's name.
+        key: Unique to the run or island, and the same after any restart.
+        name: Its name for people.
+        group: The run's name, which groups its islands.
         folder: Where a library may leave files of its own.
     """
 

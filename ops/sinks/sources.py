@@ -1,4 +1,4 @@
-"""Where a fleet's rows come from: the tapes of a run directory, or a Redis alone. Both only read.
+"""Sources of a fleet's rows: the tapes of a run directory, or Redis alone. Both only read.
 
 Tapes hold the whole run: whoever begins again has every row again. A Redis knows the present and the last thousands of
 events: what was trained while nobody looked has no rows.
@@ -39,7 +39,7 @@ class Source(Protocol):
         ...
 
     def over(self) -> bool:
-        """Says whether no row comes any more after those that :meth:`rows` returns next."""
+        """Returns True if no row comes after those that :meth:`rows` returns next."""
         ...
 
 
@@ -75,7 +75,7 @@ class DirectorySource:
         return _written_at(self._run_dir) - self._figures.history.now_s
 
     def over(self) -> bool:
-        """Says whether the run has ended, or nobody runs it any more, and nobody evaluates its last model."""
+        """Returns True once the run has ended or stopped, and its last model is not being evaluated."""
         own = (self._run_dir / "config.toml").is_file()
         ended = self._figures.history.phase == "ended" or (own and not in_use(self._run_dir))
         self._closing = ended and not is_locked(self._run_dir / curve.FILE)
@@ -109,7 +109,7 @@ class RedisSource:
         return asyncio.run(self._ask())
 
     def over(self) -> bool:
-        """Says whether the run has ended."""
+        """Returns True once the run has ended."""
         return self._ended
 
     async def _ask(self) -> list[Row]:

@@ -54,7 +54,7 @@ class Target:
 
     @property
     def cure(self) -> str:
-        """What to do where the library does not take what it is given."""
+        """Advice for the case that the library refuses rows."""
         return _CURES[self.kind]
 
 

@@ -25,7 +25,7 @@ class TensorBoardSink:
     """A folder ``DIR/KEY``, which :class:`ops.sinks.sink.Sink` describes."""
 
     def __init__(self, directory: Path, identity: Identity) -> None:
-        """Reads what is there, and begins a file."""
+        """Reads the files that are there, and begins a new one."""
         folder = directory / identity.key
         folder.mkdir(parents=True, exist_ok=True)
         self._written = last_steps(folder)
@@ -41,7 +41,7 @@ class TensorBoardSink:
         self._writer.add_event(Event(wall_time=row.at, step=row.step, summary=Summary(value=values)))
 
     def flush(self) -> None:
-        """Writes what waits into the file."""
+        """Writes the waiting rows into the file."""
         self._writer.flush()
 
     def close(self) -> None:

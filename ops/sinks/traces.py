@@ -93,14 +93,14 @@ class TraceSink:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what was made; raises OSError if the collector does not take it."""
+        """Sends the spans made so far; raises OSError if the collector does not take them."""
         spans, self._ended.spans = self._ended.spans, []
         if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
             raise OSError("the collector did not take the spans")
         self._taken[self._key] = self._last
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the spans that are left."""
         self.flush()
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
@@ -130,7 +130,7 @@ class _Ids(IdGenerator):
     """Ids that follow from the round."""
 
     def begin(self, name: str) -> None:
-        """Takes what the next trace is named by."""
+        """Sets the name from which the next trace's ids follow."""
         self._name, self._count = name, 0
 
     def generate_span_id(self) -> int:

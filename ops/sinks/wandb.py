@@ -68,7 +68,7 @@ class WandbSink:
         """Does nothing: its own process uploads, or writes, every few seconds."""
 
     def close(self) -> None:
-        """Uploads what waits, and finishes."""
+        """Uploads the waiting rows, and finishes."""
         self._run.finish()
 
 
@@ -84,7 +84,7 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 @dataclass(slots=True)
 class Found:
-    """The end of what is in the files: the last number of a row, and each stream's last step in tokens."""
+    """The last row number in the files, and each stream's last step in tokens."""
 
     number: int = -1
     tokens: dict[str, int] = field(default_factory=dict)

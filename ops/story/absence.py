@@ -69,7 +69,7 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The round to tell of: that of a fragment's version (None: of its newest), or the one with an id."""
+    """The round to explain: by fragment and version (None: the newest), or by its id."""
 
     fragment: int | None = None
     version: int | None = None
@@ -78,7 +78,7 @@ class Target:
 
 @dataclass(slots=True)
 class Known:
-    """An island as the tape tells of it."""
+    """An island's state, from the tape."""
 
     heard_at_s: float
     incarnation: int = 0
@@ -139,7 +139,7 @@ class RoundStory:
 
     @property
     def contributions(self) -> Sequence[Merging]:
-        """Returns who is in its version."""
+        """Returns the contributions in its version."""
         return () if self.committed is None else self.committed.contributions or ()
 
     def absences(self) -> list[Absence]:
@@ -176,10 +176,10 @@ class RoundStory:
 
 
 class Storyteller:
-    """Follows a tape and keeps the round that was asked for; see the module's docstring.
+    """Follows a tape and keeps the wanted round; see the module's docstring.
 
     Attributes:
-        found: The round, once it was met; the last one that fits.
+        found: The last round so far that fits the target.
         went_back: Fragment and version of each lineage that began with a snapshot.
     """
 
@@ -209,7 +209,7 @@ class Storyteller:
             self._note(note_in(line), line["now_s"])
 
     def _begin(self, line: Line) -> None:
-        """A life begins: the members of the run record count as just heard, and no round is open."""
+        """Begins a life: the members of the run record count as just heard, and no round is open."""
         self._life += 1
         self._beheaded = False
         self._dead_after_s = line["config"].get("dead_after_s", self._dead_after_s)
@@ -224,7 +224,7 @@ class Storyteller:
                 self._known[name].quarantined, self._known[name].quarantined_until_s = reason, now_s + left_s
 
     def _behead(self, life: Line) -> None:
-        """A life goes on whose beginning is gone: nobody is known until it is heard."""
+        """Continues a life whose beginning is lost: no island is known until it is heard."""
         self._beheaded = True
         self._dead_after_s = life.get("config", {}).get("dead_after_s", self._dead_after_s)
         self._rounds.clear()
@@ -303,7 +303,7 @@ class Storyteller:
                 story.joined[island] = now_s
 
     def _enrolled(self, members: Sequence[Line], now_s: float) -> None:
-        """Takes in whom shard 0 has let in: other shards hear of islands by it alone."""
+        """Adds the islands that shard 0 has admitted: other shards hear of islands by it alone."""
         for each in members:
             island, known = each["island_id"], self._known.get(each["island_id"])
             if known is None or known.incarnation < each["incarnation"]:
@@ -326,7 +326,7 @@ class Storyteller:
         )
 
     def _unfit(self, known: Known, now_s: float) -> Why | None:
-        """Says why an island cannot be asked at a moment; None if it can."""
+        """Returns why an island cannot be asked at a time; None if it can."""
         silent_s = now_s - known.heard_at_s
         if known.left is not None:
             return AbsenceReason.LEFT, known.left
@@ -391,7 +391,7 @@ class Storyteller:
 
 
 def _nothing(link: Line) -> str:
-    """Says why an island may have answered "nothing"."""
+    """Returns why an island may have answered "nothing"."""
     if link.get("share", 1.0) < 1:
         return f"its link carries {link['codec']} in 1 of {round(1 / link['share'])} rounds"
     return "it had no step since its last hand-over"

@@ -1,4 +1,4 @@
-"""What each island has trained and sent over all its lives, by the tape. Pure.
+"""Counts the tokens and bytes of each island over all its lives, from the tape. Pure.
 
 An island's heartbeat counts steps and tokens from where its life began, and bytes from zero. So the tokens of a run are
 no sum of newest heartbeats: what a life trained and did not hand over is trained, and lost. The aggregator's own books
@@ -28,7 +28,7 @@ class Counters:
         self._sent: dict[str, Sent] = {}
 
     def begin(self, line: Line) -> None:
-        """Takes over what an aggregator goes on from: the first line of its life."""
+        """Restores the counters from the first line of an aggregator's life."""
         if line["config"].get("shard", 0):
             return  # shard 0 speaks for all
         self._books = Ledger({})
@@ -62,7 +62,7 @@ class Counters:
         return round(life.last_tokens * step / life.last_step)
 
     def heard(self, line: Line) -> None:
-        """Takes in a message that was received."""
+        """Takes a received message."""
         self._before = None
         island, incarnation, body = line["sender"], line.get("incarnation", 1), line["body"]
         match line["kind"]:
@@ -89,7 +89,7 @@ class Counters:
         self._books.report(island, incarnation, step, tokens)
 
     def refused(self, sender: str) -> None:
-        """Takes back what the last message claimed: it was one of this sender's, and not believed."""
+        """Takes back the claims of this sender's last message, which was refused."""
         if self._before is not None and self._before[0] == sender:
             _, life, step, tokens = self._before
             life.last_step, life.last_tokens = step, tokens

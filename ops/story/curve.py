@@ -50,12 +50,12 @@ class Point:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it for ``json.dumps``."""
+        """Returns the point, ready for ``json.dumps``."""
         return {name: each for name, each in finite(asdict(self)).items() if each or name != "stderr"}
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self | None:
-        """Reads a line of the file; None if it is none of ours."""
+        """Reads a line of the file; None if it is not an evaluation."""
         try:
             point = cls(
                 tokens=int(line["tokens"]),
@@ -74,19 +74,19 @@ class Point:
 
 
 def points_of(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Returns the evaluations in a file, in its order; what is none is passed over."""
+    """Returns the evaluations among the lines of a file, in order; other lines are skipped."""
     return [point for line in lines if (point := Point.of(line)) is not None]
 
 
 def is_due(tokens: int, before: int | None, every: int) -> bool:
-    """Says whether a model is to be evaluated.
+    """Returns True if a model is to be evaluated.
 
     Due are the first models beyond ``every`` tokens, twice as many, and so on: however long an evaluation takes, and
     wherever the process was restarted, the curve keeps to that grid.
 
     Args:
         tokens: Trained when the model was made.
-        before: The same of the model evaluated last; None if none was.
+        before: Tokens of the model evaluated last; None if none was.
         every: Tokens between two evaluations.
     """
     return before is None or tokens // every != before // every  # a new lineage may begin further back
@@ -143,7 +143,7 @@ def shown(summed: Mapping[str, Any]) -> list[str]:
 
 
 def some(items: Sequence[T], most: int) -> list[T]:
-    """Returns at most so many items, evenly spread by their places, the first and the last among them."""
+    """Returns at most ``most`` items, evenly spread, the first and the last among them."""
     if len(items) <= most:
         return list(items)
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
@@ -163,7 +163,7 @@ def _is_known(point: Mapping[str, Any], name: str) -> bool:
 
 
 def _best(points: Sequence[Point], name: str) -> dict[str, Any] | None:
-    """Returns the best value of a metric and its tokens; None where nobody says which is better."""
+    """Returns the best value of a metric and its tokens; None if better is not defined for it."""
     better = next((each.better[name] for each in reversed(points) if name in each.better), "")
     known = [(value, each.tokens) for each in points if (value := each.metrics.get(name)) is not None]
     if not known or better not in (_LESS, _MORE):

@@ -1,4 +1,4 @@
-"""Figures of directions in words: how far islands agree, and what that makes of their weight. Pure."""
+"""Words for islands' agreement, and for the weight that follows from it. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def fleet_line(figures: Mapping[str, Any]) -> str:
 
 
 def weight_line(agreement: float | None, usual: float | None, trust: float) -> str:
-    """Returns what an island's tokens weigh, and by how much it agrees with the others if that is known."""
+    """Returns the weight of an island's tokens, and its agreement with the others if known."""
     weighs = f"weighs {trust:.0%} of its tokens' worth"
     return weighs if agreement is None or usual is None else f"agrees {agreement:.2f} of {usual:.2f} usual; {weighs}"

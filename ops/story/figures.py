@@ -37,7 +37,7 @@ class Sample:
 
 
 class Figures:
-    """Samples the figures of a run every so many seconds of its own time.
+    """Samples the figures of a run at intervals of its own time.
 
     No sample is made while no token is trained: a curve over tokens has no place for it.
 
@@ -65,12 +65,12 @@ class Figures:
         return self.sample(now=ended)
 
     def note(self, note: Note) -> None:
-        """Takes in a decision of the aggregator that comes by itself."""
+        """Takes a decision of the aggregator without its line."""
         self.history.note(note)
         self._note(note)
 
     def sample(self, *, now: bool = False) -> Sample | None:
-        """Returns the figures of this moment, if it is time, or ``now``, and something was trained since."""
+        """Returns the present figures if a sample is due (or ``now``) and tokens were trained since the last."""
         history = self.history
         passed_s = history.now_s - self._sampled_at_s
         if not (now or passed_s >= self._every_s):

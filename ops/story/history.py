@@ -129,7 +129,7 @@ class History:
     # --- what comes in ----------------------------------------------------------------------------------------
 
     def take(self, line: Line) -> Note | None:
-        """Reads a line of a tape, or of what became of processes; returns the note that it has."""
+        """Reads a line of a tape, or of the log of processes; returns the note in it."""
         if "segment" in line:
             if self._offset_s is None and line.get("life"):  # what was before is gone
                 self._settings(line["life"]["config"])
@@ -174,13 +174,13 @@ class History:
                 pass
 
     def at(self, clock_s: float) -> None:
-        """Sets the time to that of a line; a clock that starts anew, or slept long, goes on from the last one."""
+        """Sets the time to that of a line; a clock that restarted, or slept long, continues the last one."""
         if self._offset_s is None or not -1.0 < clock_s + self._offset_s - self.now_s < LONGEST_PAUSE_S:
             self._offset_s = self.now_s - clock_s  # of another boot, or after a long sleep
         self.now_s = max(self.now_s, clock_s + self._offset_s)
 
     def note(self, note: Note) -> None:
-        """Takes in a decision of the aggregator."""
+        """Takes a decision of the aggregator."""
         self.rounds.note(note, self.now_s)
         match note:
             case VersionCommitted():
@@ -204,7 +204,7 @@ class History:
             self.mark(KIND_OF[type(note)], island_of(note), text_of(note), note.name)
 
     def heard(self, island_id: str, *, step: int, tokens: int, loss: float | None, **vitals: Any) -> None:
-        """Takes in the heartbeat of an island."""
+        """Takes the heartbeat of an island."""
         island = self._island(island_id)
         if self._silent.pop(island_id, None) is not None:
             again = f"{island_id} is heard again after {self.now_s - island.heard_at_s:.1f} s"
@@ -218,7 +218,7 @@ class History:
         self._sample()
 
     def present(self, status: Status, now_s: float, heard_within_s: float) -> None:
-        """Takes in what Redis knows at a moment of its clock; islands heard within so many seconds are heard."""
+        """Takes the status from Redis; islands heard within ``heard_within_s`` count as heard now."""
         self.at(now_s)
         for name, each in status.islands.items():
             if each.last_seen_s < heard_within_s:
@@ -226,7 +226,7 @@ class History:
             self.seen(name, each.state)
 
     def seen(self, island_id: str, state: Liveness) -> None:
-        """Takes in how an island is by somebody else's account: that of Redis."""
+        """Takes the state of an island from Redis."""
         island = self._island(island_id)
         island.state = state
         self._mark_silence(island_id, island)
@@ -270,7 +270,7 @@ class History:
         self.target_tokens = config["total_tokens"]
 
     def _is_told(self, note: Note) -> bool:
-        """Says whether this coming or going of an island was marked before: each shard tells of it.
+        """Returns True if this coming or going of an island was marked before: each shard notes it.
 
         Only what was marked counts: Redis often knows an island before the tape tells that it joined.
         """
@@ -345,7 +345,7 @@ class History:
         return sum(each.tokens for each in self.islands.values())
 
     def living(self) -> tuple[int, float | None]:
-        """Returns how many islands live, and the mean of their losses."""
+        """Returns the number of live islands, and the mean of their losses."""
         living = [each for each in self.islands.values() if each.state is Liveness.ALIVE]
         losses = [each.loss for each in living if each.loss is not None]
         return len(living), sum(losses) / len(losses) if losses else None

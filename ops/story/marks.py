@@ -65,7 +65,7 @@ def island_of(note: Note) -> str:
 
 
 def text_of(note: Note) -> str:
-    """Says a note in words."""
+    """Returns a note in words."""
     match note:
         case notes.IslandJoined(island=island, incarnation=life):
             return f"{island} joined" + ("" if life == 1 else f", life {life}")

@@ -1,4 +1,4 @@
-"""A round as spans. Pure.
+"""Turns a round into spans of a trace. Pure.
 
 round                   from its opening to the last adoption
 open                  to its closing

@@ -58,14 +58,14 @@ class Round:
     cancelled: bool = False
 
     def forget(self) -> None:
-        """Drops what is as long as the fleet is large, once nobody follows the round any more."""
+        """Drops the lists of islands, once no island can follow the round any more."""
         self.answers, self.brokers, self.adopted = [], {}, {}
         if self.committed is not None:
             self.committed = replace(self.committed, contributions=None, missing=())
 
 
 class Rounds:
-    """Follows rounds.
+    """Follows rounds from their openings to the adoption of their versions.
 
     Args:
         change: Returns the number of a new change.
@@ -82,7 +82,7 @@ class Rounds:
         self._versions: OrderedDict[tuple[int, int], Round] = OrderedDict()  # fragment and version -> published
 
     def note(self, note: Note, now_s: float) -> None:
-        """Takes in a decision of the core."""
+        """Takes a decision of the core."""
         match note:
             case RoundOpened(fragment=p):
                 self._open[p] = self._begin(note, now_s)
@@ -124,7 +124,7 @@ class Rounds:
             self._finish(next(iter(self._versions)))
 
     def event(self, line: Line, now_s: float) -> None:
-        """Takes in an event that went into the core."""
+        """Takes an event that the core got."""
         here = self._open.get(line.get("fragment_id", -1))
         match line["event"], line.get("kind"):
             case "computed", _ if here is not None:
@@ -148,12 +148,12 @@ class Rounds:
                 self._finish(key)
 
     def _having(self, versions: Sequence[int]) -> list[tuple[Round, int]]:
-        """Returns the rounds whose versions somebody has, and the newest version of the fragment there."""
+        """Returns the rounds whose versions a holder of ``versions`` has, with its version of the fragment."""
         followed = [each for each in self._versions.items() if each[1].persisted_s is not None]
         return [(each, versions[p]) for (p, version), each in followed if p < len(versions) and versions[p] >= version]
 
     def end(self, now_s: float, owns: Callable[[int], bool] = lambda fragment: True) -> None:
-        """Ends all rounds of the fragments that an aggregator owns; those under way have failed."""
+        """Ends all rounds of an aggregator's fragments; those under way have failed."""
         for key in [key for key in self._versions if owns(key[0])]:
             self._finish(key)
         for p in [p for p in self._open if owns(p)]:

@@ -119,7 +119,7 @@ class Status:
 
 
 def status_of(snapshot: Snapshot, now_s: float) -> Status:
-    """Says how a run stands at ``now_s``, by the clock of Redis, going by what is written there."""
+    """Returns the status of a run at ``now_s``, by the clock of Redis, from its records there."""
     allowances = LivenessConfig()
     # Brokers of one run have one configuration; after a change the one that wrote last counts.
     newest = max(snapshot.brokers.values(), key=lambda each: each.get("written_at", 0.0), default={})
@@ -198,7 +198,7 @@ def stopped(status: Status) -> Status:
 
 
 def is_current(status: Status, since_s: float) -> bool:
-    """Says whether every shard was led in ``since_s`` seconds, and the present leader counted.
+    """Returns True if every shard was led in ``since_s`` seconds, and the present leader counted.
 
     A Redis that comes back from a file has those of an earlier life of the run at first.
     """
@@ -207,7 +207,7 @@ def is_current(status: Status, since_s: float) -> bool:
 
 
 def leaderless(status: Status, within_s: float) -> str:
-    """Says why some shard has no leader that renewed its lease in ``within_s``; empty if each has one."""
+    """Returns why a shard has no leader that renewed its lease in ``within_s``; empty if each has one."""
     if not status.shards:
         return f"run {status.run_id} has no leader: no aggregator has taken its lease"
     for shard, each in status.shards.items():
@@ -219,7 +219,7 @@ def leaderless(status: Status, within_s: float) -> str:
 
 
 def brokerless(status: Status, within_s: float) -> str:
-    """Says why no broker of a run wrote to Redis within so many seconds; empty if one did."""
+    """Returns an error if no broker of a run wrote to Redis within ``within_s``; empty if one did."""
     if status.broker_age_s is None:
         return f"run {status.run_id} has no broker: none has written to Redis"
     if status.broker_age_s > within_s:

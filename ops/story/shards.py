@@ -65,13 +65,13 @@ def one_total(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _least_trusted(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns each island that has not all of its weight as the shard knows it that trusts it least."""
+    """Returns each island with less than its full weight, as the shard has it that trusts it least."""
     rows = [row for each in totals for row in each.get("trust", {}).items()]
     return dict(sorted(rows, key=lambda row: row[1]["trust"], reverse=True))
 
 
 def _most(tables: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Returns of each island the most that any shard knows of."""
+    """Returns for each island the largest of each count in any shard."""
     names = dict.fromkeys(name for each in tables for name in each)
     return {
         name: {key: max(row.get(key, 0) for row in rows) for key in rows[0]}
@@ -81,7 +81,7 @@ def _most(tables: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[s
 
 
 def _islands(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Returns the islands as shard 0 has them, with the most that any shard knows them to have trained."""
+    """Returns the islands of shard 0, with the largest counters that any shard has."""
     return {
         name: {**own, **{key: max(each[name][key] for each in tables if name in each) for key in _COUNTERS}}
         for name, own in tables[0].items()
@@ -89,7 +89,7 @@ def _islands(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dic
 
 
 def _with_all_of(books: Books, trained_tokens: int, *, ended: bool) -> Books:
-    """Returns one shard's books with all that islands have trained, as far as any shard knows."""
+    """Returns one shard's books with all tokens that any shard knows to be trained."""
     unknown = trained_tokens * books.scale - books.trained
     if unknown <= 0:
         return books
@@ -119,7 +119,7 @@ def _troubles(parts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _of_shard(shard: int, trouble: str) -> str:
-    """Adds the shard to a trouble, behind the duration that is cut off where only news is told."""
+    """Adds the shard to a trouble, behind its duration, which news leave out."""
     since, colon, text = trouble.partition(": ")
     return f"{since}: shard {shard}: {text}" if colon else f"shard {shard}: {trouble}"
 

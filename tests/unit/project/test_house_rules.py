@@ -29,7 +29,7 @@ WITH_RIDDLES = {
     "aggregator": {"process", "store"},
     "broker": {"gateway", "process", "transport"},
     "islands": {"", "hosts", "session"},
-    "ops": {"chaos", "dashboard", "inspect", "sinks", "story", "virtual"},
+    "ops": {"virtual"},
 }
 
 
