@@ -314,7 +314,7 @@ def _folded(
         sources: int64 [k, 4] (:mod:`.layout`); none of them leaves zeros.
         first: Element of the tensor with which the piece begins.
         rows: In the piece.
-        columns: Of each row in the piece.
+        columns: Elements of each row in the piece.
         factors: float32 [k, rows], by which contributions are folded; [0, 0]: nothing is, this is about lengths.
         weights: float32 [k, 1]: where a second fold is made beside the first, both for their lengths alone; or [0, 0].
         counted: Which squares are added: 0 none, 1 those of folds, 2 those of contributions, too.
@@ -323,7 +323,7 @@ def _folded(
         sums: float64 [k + 4, rows, chunks]: squares of each contribution, of what was folded, and beside it; the
             product of what was folded and the momentum before the outer step, and the latter's square.
         products: float64 [k * (k - 1) / 2, rows, chunks]: scalar products of any two contributions; or [0, 0, 0].
-        chunk: Of the row.
+        chunk: Number of the chunk of the row.
         scratch: Address of float32 [SCRATCH], and with ``products`` of k blocks more.
 
     Returns:

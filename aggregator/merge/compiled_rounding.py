@@ -53,7 +53,7 @@ def _rounded(  # noqa: D417  an entry describes two addresses that belong togeth
         exact: Address of the exact parameters; then of what rounding has left out of them.
         base: Address of the version before; ``params``: of the version to be made; all float32 [count].
         scales: Address of the scales of the piece, where it has some; ``codes``: of its elements.
-        count: Of elements; the piece begins with a block of those that share a scale.
+        count: Elements of the piece, which begins at the beginning of a block that shares a scale.
         limits: float32 [3]: the largest code, the smallest and the largest scale.
         scratch: Address of float32 [SCRATCH].
 

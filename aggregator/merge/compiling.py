@@ -22,7 +22,7 @@ def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[...
 
     Args:
         function: To compile.
-        signature: Of the only variant that there will be.
+        signature: Types of the only variant to compile.
     """
     compiler: Callable[..., Any] = partial(njit, signature, nogil=True, error_model="numpy")
     # There is no place for it, or no space, or a file is cut short.

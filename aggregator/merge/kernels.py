@@ -56,13 +56,13 @@ class MergedFragment:
 
     Attributes:
         delta: D, float32 [elements of the fragment], tensors in manifest order; zero where frozen.
-        norm: Of ``delta``.
-        mean_norm: Of the plain weighted mean, whatever the kinds.
-        norms: Of each contribution, in the order given.
+        norm: Length of ``delta``.
+        mean_norm: Length of the plain weighted mean, whatever the kinds.
+        norms: Length of each contribution, in the order given.
         cosines: Between any two of the contributions that were compared: first and second, first and third, .. Near 0
             islands found different things, near 1 they found the same, below 0 they undo each other.
-        momentum_cosine: Of ``delta`` and the momentum before the outer step: with momentum 0 that is the ``delta``
-            before. None without a step, or if one of the two is zero.
+        momentum_cosine: Cosine of ``delta`` and the momentum before the outer step, which with momentum 0 is the
+            ``delta`` before. None without a step, or if one of the two is zero.
     """
 
     delta: Vector
@@ -132,7 +132,7 @@ def merge_and_step(
         tensors: As there.
         parts: As there.
         before: The fragment, with a residual or without; it stays as it is.
-        outer_step: What to do with the merged pseudo-gradient.
+        outer_step: Applies the merged pseudo-gradient.
         capped: As there.
         compared: As there.
         kept: Whether the merged pseudo-gradient is wanted, too; ``delta`` is empty otherwise.

@@ -31,7 +31,7 @@ def measure(tensor: TensorSpec, encoded: Encoded) -> Doubles:
 
     Args:
         tensor: Whole, and not empty.
-        encoded: It has the shape of the tensor.
+        encoded: The elements, in the shape of the tensor.
     """
     units = units_of(tensor)
     found: Doubles = fold([Source(encoded)], None, 0, units, tensor.size // units, Target(), in_turn)[0]

@@ -29,7 +29,7 @@ class OuterStep:
         """Returns the fragment after one outer step, with its exact parameters.
 
         Args:
-            state: It stays as it is: its bytes may still be on their way to islands.
+            state: Not changed: its bytes may still be on their way to islands.
             merged: float32 [elements of the fragment].
             resources: Threads and memory.
 

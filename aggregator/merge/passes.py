@@ -53,11 +53,11 @@ class Target:
     """Vectors of a fragment that passes read and write: float32, contiguous; None: absent or unwanted.
 
     Attributes:
-        params: Before the outer step.
-        residual: What is to be added to them.
-        momentum: Before the outer step.
-        new_params: After it.
-        new_momentum: After it.
+        params: Parameters before the outer step.
+        residual: Added to them.
+        momentum: Momentum before the outer step.
+        new_params: Parameters after it.
+        new_momentum: Momentum after it.
         delta: The merged pseudo-gradient.
         rate: Learning rate and momentum of the outer step.
         finite: Whether all parameters so far are.
@@ -114,14 +114,14 @@ def fold(
         sources: The tensor, as each of k contributions has it.
         factors: float64 [k, rows] or [k, 1], by which they are folded, applied in float32; None: not at all.
         offset: Element of the fragment with which the tensor begins.
-        rows: To work on.
+        rows: The rows to work on.
         columns: Elements of a row.
         target: Takes what is folded: the merged pseudo-gradient, or the parameters after the outer step, or both.
-        spread: Over threads.
+        spread: Spreads the pieces over threads.
         counted: Which lengths are wanted: 0 none, 1 those of folds, 2 those of contributions, too.
-        beside: float64 [k]: of a second fold. Of both nothing but the length is wanted then.
+        beside: float64 [k]: factors of a second fold; then only the lengths of both folds are wanted.
         products: float64 [k * (k - 1) / 2]: scalar products of any two contributions are added to it.
-        first_row: Of the tensor.
+        first_row: First row of the tensor in this pass.
     """
     kernel, size = kernels().folded, kernels().scratch
     k = len(sources)

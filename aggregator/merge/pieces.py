@@ -72,8 +72,8 @@ class Rows:
     """The place of a region's elements in the whole tensor, as flat numbers.
 
     Args:
-        region: Of the tensor.
-        shape: Of the tensor.
+        region: The region of the tensor.
+        shape: Shape of the whole tensor.
     """
 
     __slots__ = ("_length", "_places", "first", "last")

@@ -103,7 +103,7 @@ class BrokerVersions:
             held: Fragment -> version that it holds.
             newest: Fragment -> newest durable version, and when every broker was sent it.
             now_s: The time.
-            size_bytes: Of the newest versions together: they may all be on their way at once.
+            size_bytes: Bytes of the newest versions together: all may be on their way at once.
             carried: By the connection to that broker, if known.
         """
         at, missing = self._held[broker], []

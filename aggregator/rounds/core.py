@@ -106,7 +106,7 @@ class Aggregator:
         now_s: Monotonic seconds at the start.
         record: The run record of an earlier life of this store, or None for a new run.
         commits: The newest durable commit per fragment, with that record.
-        epoch: What the lease says; at least one more than the record's. One aggregator alone counts for itself.
+        epoch: Epoch of the lease, above that of the record. A single aggregator counts for itself.
         founding: Where no lease vouches for what the store has.
 
     Attributes:

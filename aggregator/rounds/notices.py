@@ -55,7 +55,7 @@ class Notices:
 
         Args:
             members: Whom it concerns.
-            number: Of the round. Each time others are the first.
+            number: Number of the round: each round begins with other islands.
         """
         first = number * AT_ONCE % len(members) if members else 0
         self._untold.update(dict.fromkeys(m.island_id for m in (*members[first:], *members[:first])))

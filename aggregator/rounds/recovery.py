@@ -87,7 +87,7 @@ class Peers:
         claim to be ahead. A store that knows no island believes the first. What the dead have claimed does not count.
 
         Args:
-            island_id: Who claims it.
+            island_id: The island that claims it.
             versions: By fragment.
             own: Likewise.
             live: Ids of the islands that live, and are known to this store.

@@ -53,7 +53,7 @@ class Claimed:
         supported: Steps that this time supports.
         step_time_s: As reported last.
         least_s: The shortest that was ever reported.
-        caught: It needed more than the grace.
+        caught: The life needed more than the grace.
         pending: Tokens of steps that are not supported yet, ``ahead`` of them.
     """
 
@@ -117,7 +117,7 @@ class Claims:
         """Takes an island's counters; returns the tokens of its life that do not count.
 
         Args:
-            island_id: It has begun, or was recalled.
+            island_id: An island whose life has begun, or was recalled.
             step: Its newest inner step; older news changes nothing.
             tokens: Its token counter there.
             step_time_s: Seconds per inner step, if it says so now; else the last ones hold.

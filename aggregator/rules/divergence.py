@@ -37,7 +37,7 @@ class Course:
         versions: How many have said something of it.
         present: The short mean of the fleet's level.
         usual: The long one.
-        variance: Of one version's level around the long mean.
+        variance: Variance of one version's level around the long mean.
         moves: How many versions have said how they agree with the momentum before them.
         momentum: Short mean of that cosine.
         fallen: Training begins to diverge.

@@ -84,7 +84,7 @@ def next_interval(recipe_steps: int, present_steps: int, needed_steps: float) ->
     Args:
         recipe_steps: The interval is never below.
         present_steps: In force.
-        needed_steps: That the slowest stage takes for all rounds of an interval.
+        needed_steps: Steps that the slowest stage takes for all rounds of an interval.
     """
     wanted_steps = HEADROOM * needed_steps
     if needed_steps > LENGTHEN * present_steps or wanted_steps < SHORTEN * present_steps:
@@ -97,7 +97,7 @@ class Interval:
 
     Args:
         recipe_steps: H of the recipe.
-        rounds: That it merges in one interval: its moving fragments.
+        rounds: Rounds merged in one interval: one for each moving fragment.
 
     Attributes:
         recipe_steps: As given.

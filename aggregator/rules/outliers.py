@@ -100,7 +100,7 @@ class FragmentNorms:
     """The statistics of one fragment.
 
     Attributes:
-        seed_norm: Of version 0; 0 if it is unknown.
+        seed_norm: Norm of version 0; 0 if unknown.
         restarts: How often the fleet was right.
     """
 
@@ -127,10 +127,10 @@ class FragmentNorms:
         """Judges the contributions of a closing round, and learns from those it lets in.
 
         Args:
-            samples: Of the round, in any order.
+            samples: Contributions of the round, in any order.
             fleet: Islands that would have a say: live, responsive and not quarantined. Those of the round have one.
             factor: The multiple of the typical length that is too long; 0 lets everything in.
-            length: Of the parameters at version 0, for want of anything better to compare with; 0 if unknown.
+            length: Norm of the parameters at version 0, to compare with while nothing better is known; 0 if unknown.
             levelled: Whether nobody may be longer than the others of the round.
 
         Returns:

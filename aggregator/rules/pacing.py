@@ -29,8 +29,8 @@ class Pacer:
     Args:
         fragment_ids: All that move, in any shard: each has its place in the interval.
         sync_interval_steps: H.
-        clock: Of the islands.
-        ours: Those that are decided on here; None: all.
+        clock: The islands' step clock.
+        ours: The fragments that are paced here; None: all.
         fastest: The fleet's step is that of the so many-th fastest island; 0: of the lower median one.
     """
 

@@ -52,7 +52,7 @@ class Offender:
         strikes: Offences since it was last in good standing.
         times: Quarantines in a row.
         until_s: When the present or last quarantine ends; 0 before the first.
-        reason: Of the last offence.
+        reason: Reason of the last offence.
         good: Contributions let in since then.
         answered_at_step: How far it was known to be when the last offence was answered.
     """

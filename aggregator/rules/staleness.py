@@ -85,13 +85,13 @@ def weighed(
 
     Args:
         contributions: At least one, each of at least one step; their weights are not known yet.
-        exponent: Of :func:`staleness_weight`.
+        exponent: Exponent of :func:`staleness_weight`.
         presence: From :func:`presence_factor`.
-        most_tokens_per_step: By island; what one claims beyond it is not weighed. None: all is.
+        most_tokens_per_step: By island; tokens claimed beyond it have no weight. None: no limit.
         paces: By island, the part of its steps that is believed. None: all are.
         capped: Whether none of three or more islands may have more than half of the sum.
-        trust: Of each island, 0 to 1 (:mod:`aggregator.rules.trust`); empty: all are trusted. Where nobody in the round
-            has all of it, the step is shorter, too.
+        trust: Trust in each island, 0 to 1 (:mod:`aggregator.rules.trust`); empty: all are trusted. If no island in
+            the round has 1, the step is shorter, too.
     """
     islands = {each.island_id for each in contributions}
     paces = paces or {}

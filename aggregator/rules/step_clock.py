@@ -217,7 +217,7 @@ class FleetRates:
 
     Args:
         clock: Says which they are, and how long a step takes.
-        tokens_per_step: Of an island, as known now.
+        tokens_per_step: Returns an island's tokens per step, as known now.
         counted: The part of an island's tokens that counts (:mod:`aggregator.rules.claims`).
     """
 

@@ -64,7 +64,7 @@ class Standing:
 
     Attributes:
         agreement: Moving average.
-        level: Of what was expected, likewise.
+        level: Average of the expected agreement.
         known: Share of these averages that comes from rounds, and not from their beginning.
         suspicion: The statistic R of the sequential test.
         alarms: How often it was found to be opposed, here or in another shard.
@@ -102,7 +102,7 @@ class Trust:
     """The standings of all islands of a run.
 
     Attributes:
-        rounds: That were compared.
+        rounds: Rounds that were compared.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Trust:
         """Returns each island's entry in :attr:`broker.wire.records.RunTotals.trust`.
 
         Args:
-            island_ids: Those to tell of.
+            island_ids: The islands to show.
             weighed: Whether trust is asked when islands are weighed; all have all of their weight if not.
         """
         shares, found = self.factors(island_ids), {}
@@ -154,8 +154,8 @@ class Trust:
         None if fewer than two islands were compared.
 
         Args:
-            islands: Of the contributions that were compared, in order; one may have sent several.
-            cosines: Of any two of them: first and second, first and third, ..
+            islands: Islands of the compared contributions, in order; one may have sent several.
+            cosines: Cosines of any two of them: first and second, first and third, ..
         """
         agreements = agreements_of(islands, cosines)
         if not agreements:
@@ -231,8 +231,8 @@ def agreements_of(islands: Sequence[str], cosines: Sequence[float]) -> dict[str,
     Where two islands have sent several contributions each, the mean of their cosines counts.
 
     Args:
-        islands: Of the contributions, in order.
-        cosines: Of any two of them: first and second, first and third, ..
+        islands: Islands of the contributions, in order.
+        cosines: Cosines of any two of them: first and second, first and third, ..
     """
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     pairs = ((i, j) for i in range(len(islands)) for j in range(i + 1, len(islands)))

@@ -87,7 +87,7 @@ def stray(stored: Mapping[int, Key], own: Sequence[Founding], leaders: Sequence[
     """Names a store's part that was never in a leader's line: following would erase it; empty if none.
 
     Args:
-        stored: What the store holds.
+        stored: Fragment -> version in the store.
         own: Foundings in its run record.
         leaders: Foundings in the leader's run record.
     """

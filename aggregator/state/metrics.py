@@ -48,7 +48,7 @@ class Leading:
         sync_s: Moving average, from closing a round to its durable version.
         round_interval_s: Time in which every fragment comes due once, at the pace of now; 0 while nobody trains.
         open_rounds: How many there are.
-        waiting_bytes: Of contributions that wait in rounds, or are held.
+        waiting_bytes: Bytes of contributions that wait in rounds, or are held.
         store_broken: The store could not be written last time.
         diverging: The fleet's agreement has fallen.
         standbys: Name -> whether it has every published version; None without failover.
@@ -75,11 +75,11 @@ class AggregatorSnapshot:
     """An aggregator process at one moment.
 
     Attributes:
-        run_id: Of its run.
+        run_id: Name of its run.
         shard: Its own.
         leading: None while it stands by.
         store_free_bytes: Left on the disk of its store for this user; None if that is not known.
-        store_size_bytes: Of that disk.
+        store_size_bytes: Size of that disk.
         wall_s: Seconds since 1970.
     """
 

@@ -88,7 +88,7 @@ def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool 
 
     Args:
         manifest: The run's fragments.
-        config: Of the aggregator.
+        config: The aggregator's settings.
         begun: The fragments are settled: no others can be had.
     """
     largest = max(manifest.sizes)

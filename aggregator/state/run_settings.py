@@ -51,7 +51,7 @@ def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> Aggre
 
     Args:
         given: Setting name -> value, of those that a flag, the environment or a file names.
-        record: Of the run that the life goes on with; None: a new one.
+        record: The run record that the life continues; None: a new run.
 
     Raises:
         ConfigError: A fixed setting is given another value than the run has, or two settings do not go together; or the

@@ -148,7 +148,7 @@ def fragments(run: Run, committed_at_s: Mapping[int, float], began_s: float, now
     """Returns a record per published fragment.
 
     Args:
-        run: It knows versions and contributions.
+        run: The run, with versions and contributions.
         committed_at_s: Fragment -> when its newest version became durable, of those that this process has made.
         began_s: When it began: the others are at least so old.
         now_s: Same clock.

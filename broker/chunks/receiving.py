@@ -80,9 +80,9 @@ class Inflow:
         """Takes in a chunk, or a question, that came over a connection; over several, whatever is due with it.
 
         Args:
-            head: What its first frame says.
-            frames: Those behind that.
-            kept: What earlier connections have left; None: nothing.
+            head: Its first frame, read.
+            frames: The frames behind the head.
+            kept: Partial messages of earlier connections; None: none.
             subflow: The connection.
 
         Returns:

@@ -40,14 +40,14 @@ class Drill:
     """A run with faults.
 
     Args:
-        plan: Of the run, prepared.
+        plan: The run's plan, prepared.
         config: Times.
-        faults: What is to happen, in the order of their times.
+        faults: The planned faults, in the order of their times.
         as_called: Names our commands as they are called here.
 
     Attributes:
         up: The run as ``up`` knows it: it starts the processes, and reports on them.
-        recording: What was done and seen.
+        recording: The faults done, and the run as observed.
     """
 
     def __init__(

@@ -47,8 +47,8 @@ class Injector:
     """The faults of one run.
 
     Args:
-        cluster: Whose processes are struck.
-        plan: Of the run.
+        cluster: The processes to strike.
+        plan: The run's plan.
         rng: Chooses among those that a target may mean.
         leader: Returns the aggregator that publishes, if it is known.
 

@@ -31,7 +31,7 @@ class Happening:
 
     Attributes:
         number: From 1 on, in order.
-        processes: Those that were struck.
+        processes: The processes that were struck.
         ended_s: When it was taken back; None if it still lasts.
         skipped: Why nothing was done; empty if it was.
     """

@@ -194,7 +194,7 @@ class _Walk:
     """The checks of one run, filled by walking through its tapes, and then its ledgers.
 
     Args:
-        heads: Of all ledgers (:func:`main_ledger`).
+        heads: Heads of the rows of all ledgers (:func:`main_ledger`).
         dropped: Fragment -> the newest version whose line was dropped.
     """
 
@@ -364,8 +364,8 @@ def books_agree(
 
     Args:
         store: Its name.
-        books: Of its newest commits.
-        rows: Of the versions that were not given up.
+        books: Books of its newest commits.
+        rows: Rows of the versions that were not given up.
         dropped: Fragment -> the newest version whose line was dropped, with what had been merged by then.
         went_behind: Fragments that went back to a version before that one: nobody knows the sums any more.
     """

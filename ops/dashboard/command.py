@@ -65,7 +65,7 @@ def check_packages(field: str, value: object) -> None:
     """Refuses to show a page where the packages for it are missing.
 
     Args:
-        field: Who wants the page, for the error.
+        field: The setting that asks for the page, for the error.
         value: Its value.
 
     Raises:

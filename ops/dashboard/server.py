@@ -34,7 +34,7 @@ def application(run: WatchedRun, ending: Callable[[], bool] = lambda: False) -> 
     """Returns the application that shows one run.
 
     Args:
-        run: What it shows.
+        run: The run to show.
         ending: Says whether the server has been asked to end.
     """
 

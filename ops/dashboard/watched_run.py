@@ -51,8 +51,8 @@ class WatchedRun:
     """A run's history and present.
 
     Args:
-        run_dir: Of a run of ``up``, live or ended; None: Redis alone.
-        url: Of Redis; None: that of the directory.
+        run_dir: Directory of a run of ``up``, live or ended; None: Redis alone.
+        url: Address of Redis; None: the one of the directory.
         run_id: Empty: the run of the directory, or the one that Redis was written to last.
         observed: In place of a directory and of Redis: the run as a broker shows it.
         also: Gets each line of the tapes, beside the history.

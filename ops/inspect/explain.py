@@ -182,7 +182,7 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
 
     Args:
         target: Which version or round.
-        ledgers: Of the stores of the run: beside the leader's those of its standbys, which may have led.
+        ledgers: Ledgers of the run's stores: the leader's, and those of standbys, which may have led.
         tapes: Likewise.
 
     Raises:

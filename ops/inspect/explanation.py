@@ -24,11 +24,11 @@ class Contributor:
         steps: Inner steps [from, to) that it brought.
         share: Its merge weight: share of the step after staleness; the sum over a version is at most 1.
         staleness: In versions.
-        fresh: It answered this very round; otherwise it had come too late for an earlier one, and was held.
+        fresh: It answered this very round; else it came too late for an earlier one, and was held.
         codec: Its number format on the wire; empty if the tape does not tell.
         doubted: Why its tokens weighed less than claimed; empty: they did not, or the tape does not tell.
         agreement: Its upper median cosine with the other islands in the version; None if nobody has noted it.
-        trust: What its weight was multiplied by, 0 to 1; None likewise.
+        trust: Factor of its weight, 0 to 1; None if unknown.
     """
 
     island: str
@@ -60,7 +60,7 @@ class Explanation:
         from_redis: Neither ledger nor tape was read: of ``absent`` only those are known who were waited for in vain.
         agreement: Median over islands of their agreements; None if nobody has noted it.
         momentum_cosine: Cosine of the merge with the momentum before it; None likewise.
-        gone: What of the tape is gone and would have told more, in words; empty: nothing.
+        gone: The missing parts of the tape that would have told more, in words; empty: none.
     """
 
     fragment: int

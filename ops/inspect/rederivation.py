@@ -51,7 +51,7 @@ class Rederivation:
     Attributes:
         derived: Versions whose bytes agree.
         unrecorded: Versions without a recording.
-        missing: Those of them whose life recorded payloads: the file is gone.
+        missing: Versions among them whose life recorded payloads: the file is gone.
         alone: Versions whose round is not on the tape, and whose bytes agree with the ledger.
         unclaimed: Recordings of rounds that led to no version that the ledger knows, or that no ledger could tell of.
     """

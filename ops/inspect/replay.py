@@ -46,7 +46,7 @@ class Replayed:
 
     Attributes:
         tape: The file.
-        counts: What was played.
+        counts: Counts of what was played.
         derived: Versions whose bytes were derived again and agree; None if nothing was recorded.
         alone: Versions whose round is not on the tape, and whose recording agrees with the ledger.
         unrecorded: Versions without a recording, beside others that have one.
@@ -115,8 +115,8 @@ def replay_all(tapes: Sequence[Path], *, ledgers: Sequence[Path] = ()) -> tuple[
     """Plays the tapes of one run, each against the ledger and the payloads beside it.
 
     Args:
-        tapes: Of all aggregators that led.
-        ledgers: Of their stores.
+        tapes: Tapes of all aggregators that led.
+        ledgers: Ledgers of their stores.
 
     Raises:
         OSError: A file cannot be read.
@@ -157,7 +157,7 @@ def replay(
         payloads: Directory of its recorded rounds; None: only decisions are compared.
         ledger: The ledger of the same store, held against the tape; none, or none yet: it is left out.
         elsewhere: Versions that other ledgers of the run have.
-        begun: Those with which lineages begin, by all ledgers: a standby may have come later.
+        begun: Versions with which lineages begin, by all ledgers: a standby may have come later.
 
     Raises:
         OSError: A file cannot be read.

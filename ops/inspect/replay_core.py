@@ -75,7 +75,7 @@ class Replay:
         durable: (fragment, version) of the commits that were reported durable.
         unchecked: (fragment, version) of those that the tape knows of, and that could not be derived from it.
         given_up: (fragment, version) of those that a new lineage went back behind.
-        epochs: Of the lives on this tape.
+        epochs: Epochs of the lives on this tape.
         missing_recordings: Merged versions whose payloads were recorded and are gone.
         gone: First and last number of segments that are gone, and how many lines they had.
     """
@@ -103,7 +103,7 @@ class Replay:
         """Plays the next line; returns the difference it shows, after which nothing more may be played.
 
         Args:
-            number: Of the line, from 1.
+            number: Number of the line, from 1.
             line: The line; None for one that is no JSON object.
         """
         before, self._number = self._number, number

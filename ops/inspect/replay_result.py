@@ -41,11 +41,11 @@ class Difference:
     """The first place where a tape and its replay part.
 
     Attributes:
-        line: Of the tape, from 1; 0 where it is no line.
-        life: Of the aggregator, from 1.
+        line: Line of the tape, from 1; 0 if the difference is in no line.
+        life: Life of the aggregator, from 1.
         what: A sentence.
-        on_tape: What stands there; None if it is no single value.
-        replayed: What the core says instead.
+        on_tape: The recorded value; None if it is no single value.
+        replayed: The core's value instead.
     """
 
     line: int
@@ -60,7 +60,7 @@ class Counts:
     """Counts of what was played so far.
 
     Attributes:
-        lives: Of the aggregator.
+        lives: Lives of the aggregator.
         events: Fed to a core.
         decisions: Notes that agree.
         beside: Notes about standbys and the lease, which are no decisions of the core.
@@ -98,7 +98,7 @@ class Coverage:
         unchecked: Versions that are known of and were not, and why.
         missing_lines: Lines that a tape lost, or that were cut short.
         missing_recordings: Versions whose payloads were recorded and are gone; or recordings that no ledger explains.
-        lives: Of the aggregator: none on the tape of a standby that never led.
+        lives: Lives of the aggregator: none on the tape of a standby that never led.
     """
 
     checked: set[Key] = field(default_factory=set)

@@ -34,7 +34,7 @@ class FollowedTape:
     """The lines of one tape or ledger, each once, as they come.
 
     Attributes:
-        at: Of the newest line: how often the clock had started anew before it, and its time.
+        at: Restarts of the clock before the newest line, and its time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class FollowedTapes:
         """Returns the new lines.
 
         Args:
-            paths: Of all tapes, new ones among them.
+            paths: Paths of all tapes, new ones among them.
         """
         found = self._ahead
         for path in paths:

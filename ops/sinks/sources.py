@@ -50,7 +50,7 @@ class DirectorySource:
     they are as right as the times of its files.
 
     Args:
-        run_dir: Of a run of ``up``, or wherever an aggregator writes its ``events.jsonl``.
+        run_dir: Directory of a run of ``up``, or where an aggregator writes its ``events.jsonl``.
         every_s: Seconds between two rows.
     """
 

@@ -63,7 +63,7 @@ class TraceSink:
 
     Args:
         endpoint: Its address, with the path.
-        identity: Of the run.
+        identity: Identity of the run.
     """
 
     #: Endpoint and run -> last round that was taken: a collector cannot be asked.

@@ -100,7 +100,7 @@ class RoundStory:
         asked: Islands that were asked.
         unasked: The other islands known then, and why they were not.
         missing: Islands that were waited for when it closed.
-        committed: What it led to; None if it was cancelled, or its version is not on the tape.
+        committed: Its version; None if it was cancelled, or the version is not on the tape.
         late: Island -> seconds after the closing at which its answer came.
         caught_up: Island -> version that took its late answer in.
         beheaded: The tape has lost the beginning of the life: islands that it had not heard since are not known.

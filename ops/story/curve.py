@@ -28,7 +28,7 @@ class Point:
     """One evaluation.
 
     Attributes:
-        tokens: That the fleet had trained when the newest version in this model was made.
+        tokens: Tokens that the fleet had trained when the newest version in this model was made.
         versions: The version of each fragment.
         model: Digest of all its fragments' bytes.
         at: When the evaluation ended, in seconds since 1970.

@@ -57,11 +57,11 @@ class IslandHistory:
         tokens: Trained by all of them, as ``bytes_up`` and ``bytes_down`` are sent by all; ``step`` is where it is.
         versions_in: Versions that have something of it.
         versions_of: Versions made since it joined.
-        staleness: Of its newest contribution, in versions.
-        agreement: Of the newest of it that was compared: its upper median cosine with the other islands.
-        trust: What the weight of its newest contribution was multiplied by.
+        staleness: Staleness of its newest contribution, in versions.
+        agreement: Upper median cosine with the other islands of its newest contribution that was compared.
+        trust: Factor of the weight of its newest contribution.
         refusals: Reason -> how many of its contributions and messages.
-        last_refusal: What was said last.
+        last_refusal: The last reason given.
     """
 
     state: Liveness = Liveness.ALIVE
@@ -104,7 +104,7 @@ class History:
 
     Attributes:
         now_s: The newest time that is known.
-        phase: Of the run.
+        phase: Phase of the run.
         fragments: Newest version of each fragment.
     """
 

@@ -29,7 +29,7 @@ class Round:
 
     Attributes:
         changed: Number of the last change that a page shows, in the order of all changes.
-        answers: What came in time, and when.
+        answers: The contributions that came in time, and when.
         committed: The version that it led to; None while it has not, or if it was cancelled.
         not_durable: Why its version could not be written at first.
         brokers: Broker -> when it said that it has the version.

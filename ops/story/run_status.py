@@ -26,8 +26,8 @@ class IslandStatus:
     Attributes:
         tokens: Trained by all its lives, as ``bytes_up`` and ``bytes_down`` are of all; ``inner_step`` is where it is.
         broker: The one it was last heard by.
-        link: What it knows of its link and sends over it (:class:`broker.wire.messages.LinkUse`), once it has said so.
-        optimizer: What its inner optimizer started from: pending, checkpoint, donor or fresh; empty while not heard.
+        link: Its link and the use of it (:class:`broker.wire.messages.LinkUse`), once reported.
+        optimizer: Start of its inner optimizer: pending, checkpoint, donor or fresh; empty while not heard.
         refusals: Reason -> its messages that brokers and aggregator refused.
         revoked: Its key was taken off the broker's allow list.
     """
@@ -79,9 +79,9 @@ class ShardStatus:
     Attributes:
         leader: Name of the aggregator that holds the lease.
         age_s: Since it renewed the lease.
-        in_sync: Who has every published version, the leader among them; they alone may take over.
-        standbys: Who else the leader hears, in sync or not.
-        ended: It has ended the run.
+        in_sync: Aggregators with every published version, the leader among them; they alone may take over.
+        standbys: The other aggregators that the leader hears, in sync or not.
+        ended: The leader has ended the run.
     """
 
     leader: str
@@ -99,8 +99,8 @@ class Status:
     Attributes:
         broker_age_s: Since a broker last wrote; None if none ever did. Ages of islands are no younger than this.
         brokers: Name -> how it is.
-        totals: What the aggregator counted, with ``islands`` (state -> how many), ``refusals`` (reason -> messages,
-            whoever sent them) and ``broker_age_s``.
+        totals: The aggregator's counts, with ``islands`` (state -> how many), ``refusals`` (reason -> messages of all
+            senders) and ``broker_age_s``.
         shards: Shard -> who leads it, of those that anybody ever led.
         evaluation: The newest evaluation of the global model; None where nobody evaluates it.
         stopped: Its processes are gone, and it has not ended: :func:`stopped`.
