@@ -55,10 +55,9 @@ class Contributors:
         """Adds a version if the line tells of one; the oldest fall out."""
         if line.get("note") != VersionCommitted.name:
             return
-        fields = line["fields"]
-        rows = [[each.get(name) for name in _CONTRIBUTION] for each in fields.get("contributions", ())]
-        version = [fields.get("reason", ""), fields.get("digest", ""), fields.get("missing", []), rows]
-        self.versions[f"{fields['fragment']}:{fields['version']}"] = finite(version, digits=4)
+        rows = [[getattr(each, name) for name in _CONTRIBUTION] for each in note.contributions or ()]
+        version = [note.reason, note.digest, note.missing, rows]
+        self.versions[f"{note.fragment}:{note.version}"] = finite(version, digits=4)
         self._count += len(rows)
         while self._count > MAX_CONTRIBUTIONS and len(self.versions) > 1:
             self._count -= len(self.versions.pop(next(iter(self.versions)))[-1])

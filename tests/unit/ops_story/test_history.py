@@ -290,6 +290,7 @@ def data_of(report):
 
 def test_a_report_knows_who_is_in_a_version_and_what_was_evaluated(tmp_path):
     row = {"island": "a", "incarnation": 1, "steps": [0, 8], "tokens": 80, "staleness": 0.5, "merge_weight": 1.0}
+    row |= {"token_weight": 80.0}
     facts = {"round": 7, "fragment": 3, "version": 41, "islands": 1, "live": 2, "reason": "complete", "missing": ["b"]}
     version = note(2.0, "version.committed", **facts, digest="d1", contributions=[row | {"fresh": True}])
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start(0.0), version)))
@@ -306,7 +307,8 @@ def test_a_report_of_a_long_run_names_those_in_its_newest_versions():
     contributors = Contributors()
     for version in range(5):
         row = {"island": "a", "incarnation": 1, "steps": [0, 8], "tokens": 80, "staleness": 0.5, "merge_weight": 1.0}
-        facts = {"fragment": 0, "version": version, "reason": "", "missing": [], "digest": ""}
+        row |= {"token_weight": 80.0, "fresh": True}
+        facts = {"fragment": 0, "version": version, "round": version, "islands": 2, "live": 2}
         contributors.take(note(0.0, "version.committed", **facts, contributions=[row] * (MAX_CONTRIBUTIONS // 2)))
     assert list(contributors.versions) == ["0:3", "0:4"]
 
