@@ -1,7 +1,7 @@
 """The kernel that rounds a version's step for the wire, compiled by numba.
 
-What stands in :mod:`aggregator.merge.compiled` of kernels holds here, too. A few functions stand in both files: numba's
-cache knows a kernel by the file that it is written in (:mod:`.compiling`).
+The rules for kernels in :mod:`aggregator.merge.compiled` hold here, too. A few functions are in both files: numba's
+cache knows a kernel by its file (:mod:`.compiling`).
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ HEADROOM = 1.25
 #: It becomes longer once more than that part of it is needed, or what piled up would stay for good. It becomes shorter
 #: once less than that part would do, headroom included.
 LENGTHEN, SHORTEN = 0.9, 0.7
-#: It is at most so many times that of the recipe.
+#: The longest interval, as a multiple of the recipe's.
 MOST = 64
 #: Samples of a stage before it is believed.
 LEARNED = 8
 #: Weight of one sample: a disk that others use takes now a tenth of the average, now its tenfold.
 RATE = 0.1
-#: After a change the rounds of so many intervals go by before it becomes longer again, and before it becomes shorter.
+#: Intervals that pass after a change before it may become longer again, and before it may become shorter.
 REST_LONGER, REST_SHORTER = 1, 4
 #: Arrivals remembered for the 90th percentile, and rounds whose late arrivals still count into it.
 REMEMBERED = 64

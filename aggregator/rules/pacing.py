@@ -31,7 +31,7 @@ class Pacer:
         sync_interval_steps: H.
         clock: The islands' step clock.
         ours: The fragments that are paced here; None: all.
-        fastest: The fleet's step is that of the so many-th fastest island; 0: of the lower median one.
+        fastest: Rank from the top of the island whose step is the fleet's; 0: the lower median one.
     """
 
     def __init__(

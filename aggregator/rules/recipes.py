@@ -34,7 +34,7 @@ def suited_to(inner_optimizer: str) -> OuterDefaults:
     return MUON if inner_optimizer == "muon" else ADAMW
 
 
-#: No contribution of a run is so many versions old.
+#: No limit of staleness: more versions than a contribution can be old.
 NO_LIMIT: Final = 1_000_000
 
 #: What the ancestors have in common. Their H is 500 (DiLoCo), 30 and 100 (Streaming); here it is that of the others.

@@ -55,8 +55,8 @@ def mean_staleness(trained_on: Sequence[TrainedOn], current_version: int) -> flo
 def presence_factor(present: int, live: int, exponent: float) -> float:
     """Returns ``(present / live) ** exponent``: the part of a step for a round with islands missing.
 
-    With RDA a merge has full length whoever is in it, so a round of one island among eight moves the model as far as a
-    round of all, on an eighth of the evidence. An absent island counts as much as one that is there.
+    With RDA a merge has full length, however few are in it, so a round of one island among eight moves the model as
+    far as a round of all, on an eighth of the evidence. An absent island counts as much as one that is there.
 
     Args:
         present: Islands in the round, at least 1.

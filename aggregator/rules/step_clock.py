@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from aggregator.rules.deadlines import ROUNDING_S, Deadlines
 from aggregator.rules.ranked import Ranked
 
-#: No island counts for more than so many times the fleet's lower median, nor for less: a claim, or a pause, of one
-#: island must not move the schedules of the others.
+#: An island counts for at most this many times the fleet's lower median, and at least that part of it: a claim, or a
+#: pause, of one island must not move the schedules of the others.
 SPREAD = 32.0
 #: A rate is counted in such parts of a token per second: all of a float's digits, of any that is not very small.
 PARTS = 2**64

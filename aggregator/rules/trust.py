@@ -1,9 +1,9 @@
 """Trust: how much of an island's weight it has earned, from the directions that it sends. Pure.
 
 An island that belongs to the run can send what is finite, well-formed and of plausible length, and still point
-elsewhere: on purpose, or because its GPU computes wrong. What tells is the direction. The merge compares all
-contributions of a round with each other (:attr:`aggregator.interface.events.Merge.compared`), and here stands what
-follows from it, for the rounds after that one.
+elsewhere: on purpose, or because its GPU computes wrong. The direction tells. The merge compares all contributions
+of a round with each other (:attr:`aggregator.interface.events.Merge.compared`), and this module decides what follows
+from it for later rounds.
 
 * **Agreement** of an island in a round is the upper median of its cosines with the other islands: what fewer than half
   of them say, alone or together, does not move it. The **level** that is expected of it is the median of the others'
@@ -52,7 +52,7 @@ TOLERATED, OPPOSED = -0.35, -0.85
 ALARM, MOST_OF_ONE = 1e6, 2.0
 #: Variance of agreements before it is measured, and the rate at which it is.
 VARIANCE, VARIANCE_RATE = 0.01, 0.05
-#: It is taken as at least this: cosines have so many digits.
+#: Its least value: cosines have no more digits.
 LEAST_VARIANCE = 1e-8
 #: Of normal deviations, from the median of their squares to their mean.
 FROM_MEDIAN = 1 / 0.4549

@@ -1,8 +1,8 @@
 """The receiving end of a flow: joins chunks to messages, and gives the sender credit. Pure.
 
-A frame that lies in one chunk stays where it is. One that is cut is copied into memory of its own, which is taken when
-its first piece comes; or its pieces stay where they are, too, for who passes them on (:class:`Scattered`). So a message
-in chunks takes the memory of its bytes, and one that came whole takes no more than before.
+A frame that lies in one chunk stays where it is. A frame that was cut is copied into memory of its own, taken when its
+first piece comes; or its pieces stay where they are, for a broker that passes them on (:class:`Scattered`). So a
+message in chunks takes the memory of its bytes, and a whole one takes no more than before.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Reason
 from broker.wire.messages.scattered import Scattered
 
-#: Beyond what has come the other end may send so much; more than any link that is known of has under way.
+#: Bytes that the sender may have under way: more than any known link holds.
 CREDIT_BYTES = 32 << 20
-#: Of chunks that came before one that is due, over another connection; a sender goes on for half of it.
+#: Bytes of chunks that overtook a missing one over another connection; a sender stops at half of it.
 MOST_EARLY_BYTES = 64 << 20
 #: Memory of frames that is kept for the next ones, at each end and in a broker, which spent two fifths of its processor
 #: time on page faults with new memory for each.

@@ -1,9 +1,9 @@
 """The sending end of a flow: cuts messages into chunks, and decides which goes next, and where. Pure.
 
-What has tensors goes in chunks, of which the receiver takes note one by one; so many bytes may be under way as it has
-given credit for, and as the link empties in a moment. A slow link thus has little waiting in it, and a message that is
-urgent passes between two chunks. A fast one is kept full, however long it is: what is under way doubles while it comes
-back at once. What is small and has no tensors travels whole, and nobody takes note.
+Messages with tensors go in chunks, which the receiver notes one by one. Bytes under way are limited by its credit, and
+by what the link empties in a moment: a slow link has little waiting in it, so an urgent message passes between two
+chunks. A fast link is kept full, however long it is: the bytes under way double while notes come back at once. Small
+messages without tensors travel whole, and are not noted.
 
 Messages keep their order, but for urgent ones.
 """
@@ -22,7 +22,7 @@ from broker.wire.headers import Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
 from broker.wire.messages.scattered import behind, nbytes_of
 
-#: Messages without tensors of at most so many bytes travel whole, as do urgent ones: none is long in another's way.
+#: Messages without tensors up to this size travel whole, as do urgent ones: none holds up another for long.
 WHOLE_BYTES = 32 << 10
 
 
@@ -46,7 +46,7 @@ class Transfer:
     done: bool = False  # all of them are
     number: int = 0
     frame: int = 0  # the next chunk begins in this one,
-    at: int = 0  # behind so many bytes of it
+    at: int = 0  # at this byte of it
     pieces: int = 0  # under way
 
 

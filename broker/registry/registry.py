@@ -7,7 +7,7 @@ aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
     member:{island}     hash         field of MemberRecord -> JSON, and ``broker``: the one it was heard by
     model               hash         fragment id -> JSON of FragmentRecord; (epoch, version) only grows
     totals              hash         field of RunTotals -> JSON; of shard 0
-    totals:{shard}      hash         likewise, of each other shard
+    totals:{shard}      hash         the same of each other shard
     brokers             sorted set   broker -> when it last wrote
     broker:{broker}     hash         field of BrokerRecord -> JSON, with ``written_at``
     evaluation          string       JSON of the newest evaluation of the global model
@@ -22,7 +22,7 @@ All times are those of Redis: writers say how long ago something was, so that ag
 two hosts do not agree. Everything but the leases vanishes a week after its last write.
 
 Every operation writes state, not changes of state, and may be repeated; a failure is
-:class:`~broker.base.errors.Unavailable`, after one attempt: whoever calls decides when to try again.
+:class:`~broker.base.errors.Unavailable`, after one attempt: the caller decides when to try again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ RUNS = "atoll:runs"
 CONNECT_TIMEOUT_S = 0.5
 ANSWER_TIMEOUT_S = 1.0
 
-#: Writes records of fragments unless a later version stands there: a deposed aggregator may still be writing.
+#: Writes records of fragments unless a later version is there: a deposed aggregator may still be writing.
 _WRITE_FRAGMENTS: Final = """
 local written = 0
 for i = 2, #ARGV, 4 do

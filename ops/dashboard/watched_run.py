@@ -37,11 +37,11 @@ LOOK_EVERY_S = 0.25
 ASK_EVERY_S = 0.5
 #: Of a tape, before a page that asks is answered: some 20 ms.
 LINES_AT_A_TIME = 1000
-#: Tapes that are silent for so long may be those of a run that is over: it is looked whether an `up` works there.
+#: Silence of the tapes after which the run may be over: it is checked then whether an `up` works in the directory.
 QUIET_S = 2.0
 #: Evaluations that a page gets of a long curve.
 SHOWN_POINTS = 200
-#: Islands that a Redis heard within so many seconds are heard.
+#: Age of a heartbeat in Redis below which an island counts as heard.
 HEARD_WITHIN_S = 1.0
 #: Events of a Redis that are read at a time, and in how many readings those of one look.
 EVENTS, READINGS = 2000, 5

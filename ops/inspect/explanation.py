@@ -57,9 +57,9 @@ class Explanation:
         lineage: The new lineage that the version begins, or that gave it up; None for any other version.
         counted_as: With a lineage: the cause under which the books have what was merged into versions given up.
         left_out: Contributions that are not listed, the lightest of a large fleet; only Redis leaves out any.
-        from_redis: Neither ledger nor tape was read: of ``absent`` only those are known who were waited for in vain.
+        from_redis: Neither ledger nor tape was read: ``absent`` has only the islands that were waited for in vain.
         agreement: Median over islands of their agreements; None if nobody has noted it.
-        momentum_cosine: Cosine of the merge with the momentum before it; None likewise.
+        momentum_cosine: Cosine of the merge with the momentum before it; None if unknown.
         gone: The missing parts of the tape that would have told more, in words; empty: none.
     """
 

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
     parser.add_argument("--watch", action="store_true", help="show it again and again, every second")
     leader_help = (
-        "health check: exit status 1 unless an aggregator renewed its lease within so many seconds "
+        "health check: exit status 1 unless an aggregator renewed its lease within SECONDS "
         f"(default: {LEADER_WITHIN_S:g})"
     )
     parser.add_argument("--leader", metavar="SECONDS", type=float, nargs="?", const=LEADER_WITHIN_S, help=leader_help)

@@ -1,7 +1,7 @@
 """Follows a run and writes its rows into one library, until the run has ended.
 
-Nothing is remembered here: what the library has, it says itself when it is opened, and all else stands on the tapes.
-So a follower that is killed, and one whose library failed, begin again from the beginning.
+A follower remembers nothing: the library tells when opened which rows it has, and all else is on the tapes. So a
+follower that was killed, or whose library failed, starts again from the beginning.
 """
 
 from __future__ import annotations

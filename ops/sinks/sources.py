@@ -1,7 +1,7 @@
 """Sources of a fleet's rows: the tapes of a run directory, or Redis alone. Both only read.
 
-Tapes hold the whole run: whoever begins again has every row again. A Redis knows the present and the last thousands of
-events: what was trained while nobody looked has no rows.
+Tapes hold the whole run, so a restart has every row again. Redis knows the present and the last thousands of events, so
+training that was not observed has no rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ops.story.figures import Figures, Sample
 from ops.story.rows import Row, row
 from ops.story.run_status import status_of
 
-#: Of a Redis, read at a time, and islands that it heard within so many seconds are heard.
+#: Events of a Redis read at a time, and the age of a heartbeat in seconds below which an island counts as heard.
 EVENTS, HEARD_WITHIN_S = 2000, 4.0
 
 

@@ -188,7 +188,7 @@ def test_a_run_has_the_digest_of_its_rule_and_another_file_is_refused_unless_it_
         with pytest.raises(ConfigError, match=f"has digest {digest}: put that file back; .* --merge {MEDIAN}#{digest}"):
             settled({"run_id": "demo", **given}, older)
     going_on = settled({"run_id": "demo", "merge": f"{MEDIAN}#{digest}"}, older)
-    assert [each["field"] for each in changes(going_on, older)] == ["merge"]
+    assert [each.field for each in changes(going_on, older)] == ["merge"]
     older["settings"]["merge"] = "rda"
     with pytest.raises(ConfigError, match="the run has rda, from its beginning to its end"):
         settled({"run_id": "demo", "merge": MEDIAN}, older)
