@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.interface.notes import VersionCommitted
+from aggregator.interface.reading_notes import note_in
 from ops import run_directory
 from ops.dashboard.watched_run import WatchedRun
 from ops.inspect.tapes import Line
@@ -52,8 +53,9 @@ class Contributors:
         self._count = 0
 
     def take(self, line: Line) -> None:
-        """Adds a version if the line tells of one; the oldest fall out."""
-        if line.get("note") != VersionCommitted.name:
+        """Adds the version that a line commits, if it does; the oldest are dropped."""
+        note = note_in(line)
+        if not isinstance(note, VersionCommitted):
             return
         rows = [[getattr(each, name) for name in _CONTRIBUTION] for each in note.contributions or ()]
         version = [note.reason, note.digest, note.missing, rows]
