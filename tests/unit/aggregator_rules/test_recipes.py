@@ -80,7 +80,7 @@ def test_demands_for_what_the_run_has_are_met_whatever_their_type(name):
 def test_a_table_of_the_recipe_is_the_aggregators_too_and_a_value_stands_in_one_place():
     tables = {"recipe": {"keep": 0}, "aggregator": {"islands": 3}}
     assert own_table(AggregatorConfig, tables, "aggregator") == {"keep": 0, "islands": 3}
-    with pytest.raises(ConfigError, match=r"keep = 1: stands in \[aggregator\], and 0 in \[recipe\]"):
+    with pytest.raises(ConfigError, match=r"keep = 1: is in \[aggregator\], and 0 in \[recipe\]"):
         own_table(AggregatorConfig, {"recipe": {"keep": 0}, "aggregator": {"keep": 1}}, "aggregator")
     with pytest.raises(ConfigError, match=r"\[recipe\] islands"):
         own_table(AggregatorConfig, {"recipe": {"islands": 3}}, "aggregator")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from aggregator.store import rotation, segments
 from aggregator.store.segments import TapeReader, closed_of, header_of, packed_name, plain_name, segments_of
 from aggregator.store.tape import Tape, numbered_lines, read_lines
-from ops.chaos.recording import Follower
 from ops.inspect.dropped import gone_of
 from ops.inspect.tapes import FollowedTape
 from tests.profiles import examples
@@ -240,7 +239,7 @@ class World:
     def __init__(self, folder, keep=0):
         self.path, self.lines, self.keep = Path(folder) / "events.jsonl", [], keep
         self.tape = Tape(self.path, 120, keep)
-        self.dashboard, self.chaos = FollowedTape(self.path), Follower(self.path)
+        self.dashboard, self.chaos = FollowedTape(self.path), FollowedTape(self.path)
         self.seen, self.noted = [], []
 
     def more(self, count):
