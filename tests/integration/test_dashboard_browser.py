@@ -19,6 +19,7 @@ from ops.dashboard.plot import FILE, WholeRun, write_report
 from ops.processes.cluster import free_ports
 from tests.live_views import Page, dashboard
 from tests.local_run import Process, Up, wait_for
+from tests.noted import line as note
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -152,20 +153,20 @@ def tape_of_a_small_run(path, *notes):
     config = {"heartbeat_interval_s": 1.0, "suspect_after_s": 3.0, "dead_after_s": 9.0, "total_tokens": 20_000}
     names, lines = ["island-2", "island-10", "island-1"], []
     lines.append({"now_s": 0.0, "tape": 11, "epoch": 1, "config": config, "record": None, "commits": []})
-    lines += [{"now_s": 0.1, "note": "island.joined", "fields": {"island": name, "incarnation": 1}} for name in names]
-    lines.append({"now_s": 0.2, "note": "run.seeded", "fields": {"fragments": 2, "seconds": 0.1}})
+    lines += [note(0.1, "island.joined", island=name, incarnation=1) for name in names]
+    lines.append(note(0.2, "run.seeded", fragments=2, seconds=0.1))
     for second in range(1, 60):
         for n, name in enumerate(names):
             body = {"inner_step": second, "tokens": 100 * second, "loss": n + 9 / second, "step_time_s": 1.0}
             lines.append({"now_s": second, "event": "received", "sender": name, "kind": "heartbeat", "body": body})
         here = {"round": second, "fragment": second % 2}
-        lines.append({"now_s": second + 0.1, "note": "round.opened", "fields": here})
+        lines.append(note(second + 0.1, "round.opened", **here))
         row = {"incarnation": 1, "steps": [0, 8], "tokens": 800, "staleness": 0.5, "merge_weight": 0.5, "fresh": True}
         facts = {"version": second // 2, "islands": 2, "live": 3, "reason": "complete", "missing": [], "digest": "d"}
         contributions = [row | {"island": name, "agreement": 0.2, "trust": 1.0} for name in names[:2]]
         version = here | facts | {"contributions": contributions, "agreement": 0.2}
-        lines.append({"now_s": second + 0.8, "note": "version.committed", "fields": version})
-    lines += [{"now_s": 61.0, "note": name, "fields": fields} for name, fields in notes]
+        lines.append(note(second + 0.8, "version.committed", **version))
+    lines += [note(61.0, name, **fields) for name, fields in notes]
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
 
 

@@ -291,6 +291,8 @@ class RealHub(Simulation):
             self.redis.data.back_to(self.snapshot)
         else:
             self.redis.data.wipe()
+            if not any(post.machine.alive for post in self.posts.values()):
+                self.invariants.power_lost()  # an outage by another name
 
     # --- what leaders decide ------------------------------------------------------------------------------------------
 
