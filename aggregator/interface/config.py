@@ -200,7 +200,7 @@ class AggregatorConfig(Recipe):
 
     @property
     def trusts(self) -> bool:
-        """Whether agreement decides on weights, lengths and quarantine; where a rule of one's own does not."""
+        """Returns True if agreement decides weights, lengths and quarantine: no rule of one's own does."""
         return self.trust and own_rule(self.merge) is None
 
     @property

@@ -79,7 +79,7 @@ def packed(head: Head) -> bytes:
 
 
 def is_head(frame: bytes | memoryview) -> bool:
-    """Whether a first frame is a head, and not the header of a whole message."""
+    """Returns True if a first frame is a chunk's head, False if it is the header of a whole message."""
     return len(frame) > 0 and frame[0] == MARK
 
 

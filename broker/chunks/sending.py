@@ -27,7 +27,7 @@ WHOLE_BYTES = 32 << 10
 
 
 def is_urgent(message: Message) -> bool:
-    """Whether a message may overtake others: it is small, and does not refer to those before it."""
+    """Returns True if a message may overtake others: it is small and independent of those before it."""
     return isinstance(message, AttachBulk | FollowBulk | Observe | Observed | Probe | Probed | Want)
 
 

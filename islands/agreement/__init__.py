@@ -1,1 +1,1 @@
-"""How the hosts of an island agree to do the same at the same step. Pure."""
+"""Agreement among the hosts of an island: all do the same at the same step. Pure."""

@@ -1,4 +1,4 @@
-"""What an island has of its machine: its second thread, waits, sockets. Shell.
+"""The machine of an island: its second thread, waits and sockets. Shell.
 
 An event loop brings timers and tasks, :mod:`broker.process` clocks and chance. What else an island needs of the world
 it asks for here. So all of it also runs in virtual time, on another machine (:mod:`ops.virtual.machine`).
@@ -32,7 +32,7 @@ class Running(Protocol):
 
 
 class News(Protocol):
-    """What the training thread waits for; as :class:`threading.Event`."""
+    """A flag that the training thread waits for, like :class:`threading.Event`."""
 
     def set(self) -> None:
         """Wakes who waits."""

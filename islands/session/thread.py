@@ -55,7 +55,7 @@ class CommunicationThread(ABC):
 
     @property
     def ended(self) -> bool:
-        """Whether the thread has ended, or was never started."""
+        """Returns True if the thread has ended or was never started."""
         return self._thread is None or not self._thread.is_alive()
 
     def paused(self) -> Paused | None:  # the speaker of several hosts has it for all

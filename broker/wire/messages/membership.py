@@ -12,7 +12,7 @@ from broker.wire.messages.values import WHOLE, Block, Channel, Payload, Reason, 
 
 
 class Departure(StrEnum):
-    """How an island leaves its run."""
+    """The manner in which an island leaves its run."""
 
     CLOSED = "closed"  # its training loop has ended: nobody goes on
     PAUSED = "paused"  # it has kept its unmerged progress: its next process goes on as the same life
