@@ -152,7 +152,8 @@ def train(
     init = config.init or (lambda seed: task.init(seed)[0])
     with join_on(machine, config.broker, params, init=init, **options) as island:
         params, opt_state = island.restore(params, opt_state)
-        gc.freeze()  # what is loaded by now stays: looking through it again and again took 10 ms each time
+        if machine is THIS:
+            gc.freeze()  # what is loaded by now stays: looking through it again and again took 10 ms each time
         pace = Pace(config.pace, check, machine)
         return _loop(island, task, params, opt_state, pace, pulse, health)
 

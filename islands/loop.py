@@ -210,7 +210,8 @@ class Island:
             self._counted_from_s = ended_s  # when the first step's training began is not known here
         else:
             self._sync_s += ended_s - began_s - waited_s
-            exchange.sync_share = self._sync_s / (ended_s - self._counted_from_s)
+            passed_s = ended_s - self._counted_from_s  # 0 by a clock that stands still
+            exchange.sync_share = self._sync_s / passed_s if passed_s else 0.0
         return params
 
     def close(self, params: Tree) -> Tree:

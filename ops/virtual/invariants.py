@@ -12,7 +12,7 @@ from operator import ge
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from aggregator.interface.events import Commit, Merge, Publish
+from aggregator.interface.events import Commit, Publish
 from aggregator.rounds.core import Aggregator
 from broker.wire.fragments import shard_of
 from broker.wire.messages import OWN_PASS, Block, DataRange, Phase
@@ -22,14 +22,12 @@ from islands.protocol.fragment import Stage
 from ops.faults.invariants import Contents, Epochs, MergedRanges, balanced, durable_before, grows, weights_fit
 from ops.faults.kinds import FaultKind
 from ops.virtual.dealing import Dealing
-from ops.virtual.work import SEED_NORM, Claim
-from ops.virtual.world import World
 
 if TYPE_CHECKING:
     from aggregator.state.run import Run
-    from ops.virtual.aggregator import SimAggregator
-    from ops.virtual.failover import Station
-    from ops.virtual.island import SimIsland
+    from ops.virtual.island import Island
+    from ops.virtual.simulation import Simulation
+    from ops.virtual.station import Station
 
 
 #: Faults after which Redis knows less than it did.
@@ -106,25 +104,6 @@ class Invariants:
 
     # --- told by the drivers ----------------------------------------------------------------------------------
 
-    def merging(self, merge: Merge) -> None:
-        """A merge starts: the payloads must be what the parts claim."""
-        for part in merge.parts:
-            claim = part.payload
-            if isinstance(claim, Claim):
-                same = (part.island_id, merge.fragment_id, part.steps) == (
-                    claim.island_id,
-                    claim.fragment_id,
-                    claim.steps,
-                )
-                require(
-                    same or part.island_id in self._rogues, 2, f"{part} of fragment {merge.fragment_id} holds {claim}"
-                )
-                require(claim.inspection.flaw is None, 9, f"{part} is merged with {claim.inspection.flaw}")
-                # Honest steps are 1 long. What is judged before anything is known may be as long as the parameters.
-                norm = part.staleness_weight * (claim.inspection.norm or 0.0)
-                plausible = max(100.0 * claim.steps.steps, 10.0 * SEED_NORM)
-                require(norm <= plausible, 9, f"{part} is {norm:.3g} long")
-
     def persisted(self, commit: Commit) -> None:
         """A commit is durable."""
         key = commit.fragment_id, commit.fragment_version
@@ -161,18 +140,17 @@ class Invariants:
         hold(5, grows("the epoch that publishes", before, epoch, or_stays=True))
         self._newest[p], self._epochs[shard] = version, epoch
 
-    def replicated(self, aggregator: SimAggregator, publish: Publish) -> None:
+    def replicated(self, simulation: Simulation, leader: Station, publish: Publish) -> None:
         """A version is about to be sent: whoever may take over has it, unless Redis has forgotten who that is."""
-        simulation, replication = aggregator.simulation, aggregator.replication
-        lease = aggregator.station.lease.held
-        if replication is None or (lease.holder, lease.epoch) != (aggregator.name, replication.epoch):
+        lease = leader.lease()
+        if (lease.holder, lease.epoch) != (leader.name, leader.core.run.epoch):
             return
         if any(fault.kind in FORGETFUL for fault in simulation.plan.faults):
             return
         key = publish.fragment_id, publish.fragment_version
         for station in simulation.stations:
             if station.name in lease.in_sync:
-                have = _newest_on(station, publish.fragment_id)
+                have = _newest_of(station.commits(), publish.fragment_id)
                 hold(3, durable_before(key, have, f"published, {station.name} is in sync"))
 
     def speaking(self, address: str, shard: int, epoch: int) -> None:
@@ -185,23 +163,23 @@ class Invariants:
             if epoch > self._epochs.get(shard, 0):
                 del self._speakers.lives[shard, epoch]
 
-    def leading(self, station: Station, epoch: int) -> None:
+    def leading(self, station: Station) -> None:
         """An aggregator takes over: under an epoch of its own, and with everything that was ever published."""
-        shard, shards = station.config.shard, station.config.shards
+        shard, shards, epoch = station.config.shard, station.config.shards, station.core.run.epoch
         spoken = max((each for of, each in self._speakers.lives if of == shard), default=0)
         hold(5, grows(f"the epoch that {station.name} leads under", spoken, epoch))
-        commits = station.disk.commits
+        commits = station.commits()
         for p, newest in self._newest.items():
             if shard_of(p, shards) != shard:
                 continue
-            hold(3, durable_before((p, newest), _newest_on(station, p), f"published, {station.name} leads"))
+            hold(3, durable_before((p, newest), _newest_of(commits, p), f"published, {station.name} leads"))
             version, digest = commits[p].fragment_version, commits[p].digest
             if (p, version) in self._published:
                 hold(1, self._contents.name((p, version), digest))
         for commit in commits.values():
             self.persisted(commit)
 
-    def after_aggregator_event(self, aggregator: SimAggregator) -> None:
+    def after_aggregator_event(self, aggregator: Station) -> None:
         """The ledger must balance after every event."""
         self._take_note_of_end(aggregator.core.run)
         if not self._watching:
@@ -229,7 +207,7 @@ class Invariants:
             end.booked = {(name, i): life.trained_tokens for name, i, life in lives}
             end.live = frozenset(member.island_id for member in run.members.live(run.now_s))
 
-    def after_island_event(self, island: SimIsland) -> None:
+    def after_island_event(self, island: Island) -> None:
         """Versions in an island's parameters only grow; its ranges never overlap."""
         if not self._watching:
             return
@@ -242,20 +220,20 @@ class Invariants:
         if before is not None and before != versions and not all(map(ge, versions, before)):
             require(False, 1, f"{island.address} went back: {before} {versions}")
         self._versions_seen[island.address] = versions
-        step = island.step
+        step = core.at.step if core.joined else 0
         for p, fragment in core.fragments.items():
             if fragment.handed.step > step:
                 require(False, 2, f"{island.address} handed over steps it has not run")
             if fragment.counted > step:
                 require(False, 2, f"{island.address} fragment {p} counts steps it has not run")
 
-    def island_killed(self, island: SimIsland) -> None:
+    def island_killed(self, island: Island) -> None:
         """An island's process is gone."""
         self._versions_seen.pop(island.address, None)
 
-    def island_failed(self, island: SimIsland, fail: Fail) -> None:
+    def island_failed(self, simulation: Simulation, island: Island, fail: Fail) -> None:
         """An island gave up: only a replaced process may, or one whose place a dead one's message took."""
-        simulation, core = island.simulation, island.core
+        core = island.core
         newer = simulation.islands[island.plan.island_id] is not island
         member = simulation.aggregator.core.run.members.get(core.island_id)
         outranked = member is not None and member.incarnation > core.incarnation
@@ -263,14 +241,14 @@ class Invariants:
 
     # --- at the end -------------------------------------------------------------------------------------------
 
-    def at_end(self, simulation: World) -> None:
+    def at_end(self, simulation: Simulation) -> None:
         """Checks what must hold when a run has ended and everybody is calm."""
         for leader in simulation.leaders.values():
             self._at_end(simulation, leader.core)
         if not self._sizes:  # between unlike batches a part of one may be left out
             hold(2, self.dealing.passed_over(simulation.aggregator.core.run.data))
 
-    def _at_end(self, simulation: World, core: Aggregator) -> None:
+    def _at_end(self, simulation: Simulation, core: Aggregator) -> None:
         require(core.run.manifest is not None, 6, "nobody ever joined")
         # A flush may run out of patience where the pool for contributions is smaller than one round needs.
         gave_up = any(name == "run.flush_incomplete" for _, _, name, _ in simulation.trace)
@@ -340,7 +318,7 @@ class Invariants:
         return (p, 0), size * d.from_batch, size * d.to_batch
 
 
-def _newest_on(station: Station, fragment_id: int) -> int:
-    """Returns the version of a fragment on a station's disk; -1 for none."""
-    commit = station.disk.commits.get(fragment_id)
+def _newest_of(commits: Mapping[int, Commit], fragment_id: int) -> int:
+    """Returns the version of a fragment on a disk; -1 for none."""
+    commit = commits.get(fragment_id)
     return -1 if commit is None else commit.fragment_version

@@ -1,341 +1,222 @@
-"""An island's process in a simulation: drives :class:`islands.protocol.core.Island` in virtual time.
+"""A process of an island in virtual time: the daemon's whole training of a task, on a simulated machine.
 
-It mirrors :mod:`islands.session.session` action by action; where that uses sockets and a training thread, this one
-schedules the completion after a drawn delay. What is trained is plugged in (:mod:`ops.virtual.work`).
+What it decides is seen at its core. A rogue tampers with what its core says (:mod:`ops.faults.kinds`).
 """
 
 from __future__ import annotations
 
-import math
 import random
-from functools import partial
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
 
-from broker.wire import messages as m
-from islands.protocol import core as isl
+import numpy as np
+
+from broker.base.errors import ConfigError, RunEnded, Unavailable
+from broker.process.signals import Interrupted
+from islands import daemon
+from islands.arrays.tree import named_leaves
+from islands.interface.config import IslandConfig
 from islands.protocol import events as ie
-from islands.protocol.data_shares import DataShare, TrainedBatch
-from islands.protocol.lockstep import Lockstep
-from islands.protocol.paused import Paused
-from ops.faults.kinds import Rogue
-from ops.virtual.plan import IslandPlan
-from ops.virtual.queue import Alarm
-from ops.virtual.world import World
+from islands.protocol.core import Island as Core
+from islands.tasks.task import Params, Task
+from ops.faults.kinds import Rogue, TamperedTensors
+from ops.virtual.loop import VirtualTime
+from ops.virtual.machine import SimMachine
+from ops.virtual.plan import IslandPlan, SimulationPlan
+from ops.virtual.wires import Wires, address_of
 
-#: How often a process tries to connect to a broker that does not answer.
-CONNECT_AGAIN_S = 0.3
+#: Between two checkpoints of an island.
+CHECKPOINT_INTERVAL_S = 2.0
+#: Largest message that it takes.
+MOST_BYTES = 1 << 28
 
 
-class SimIsland:
-    """One process of an island: the driver of :class:`islands.protocol.core.Island` in virtual time."""
+class Leaves(Exception):  # noqa: N818 - nothing is wrong
+    """Has an island end for good."""
 
-    def __init__(self, simulation: World, plan: IslandPlan, life: int, paused: Paused | None = None) -> None:
-        self.simulation, self.plan, self.life = simulation, plan, life
-        self.name, self.address = plan.island_id, f"{plan.island_id}/{life}"
-        self.clock = simulation.clock(self.name)
-        self.key = plan.island_id  # stands for the public key of its connections
-        self.alive = True
-        self.stopped = self.pausing = False
-        self.work = simulation.works.island(plan.island_id, life)
-        self.step = self.tokens = self.start_step = 0
-        self.ready: list[int] = []
-        self.recovering = self.fresh_optimizer = False
-        self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session.exchange
-        self.copies: dict[int, int] = {}
-        self.watched: frozenset[int] = frozenset()
-        self.lockstep: Lockstep
-        self.waits = False  # for a version, in lockstep
-        self.training = self.searching = False
-        self.stepped_at_s = math.inf  # when its first step ended
-        self.data: DataShare
-        self.blocks: tuple[m.Block, ...] = ()
-        self.trained: list[tuple[int, TrainedBatch]] = []  # since the last boundary
-        self.gift_wanted = False  # another island needs a copy of the optimizer's state
-        self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
-        self.rogue = None
-        if plan.manner is not None:
-            self.rogue = Rogue(
-                plan.manner,
-                plan.misbehaves,
-                simulation.works.tampered(),
-                random.Random(f"rogue {self.address}"),
-                honest=lambda: simulation.queue.now_s < plan.honest_until_s,
-            )
-        self.core = isl.Island(
+
+class Watcher(Protocol):
+    """What an island asks of its run, and tells it."""
+
+    plan: SimulationPlan
+    virtual: VirtualTime
+    wires: Wires
+    folder: Path
+    job_s: tuple[float, float]
+    task_of: Callable[[Island], Task]
+
+    def note(self, now_s: float, who: str, name: str, fields: Any) -> None:
+        """Takes a decision."""
+
+    def acts(self, island: Island, event: ie.Event | None, actions: Sequence[ie.Action]) -> None:
+        """An island's core has answered an event, or has begun."""
+
+    def has_ended(self, island: Island, params: Params | None, *, restarts: bool) -> None:
+        """Its process has ended: with the run's last parameters, or before."""
+
+
+class Island:
+    """One process of an island.
+
+    Attributes:
+        address: Names island and process.
+        alive: Whether the process runs.
+        asked: Raised by the next look for signals.
+        session: The membership in the run; None before it joins.
+        stepped_at_s: When its first step ended.
+        spoils: The next step makes parameters that are not finite.
+        corrupted: A bit of its memory has changed.
+        rogue: Tampers with what it says; None if it is honest.
+    """
+
+    def __init__(self, run: Watcher, plan: IslandPlan, life: int) -> None:
+        self.plan, self.life, self.name, self.address = plan, life, plan.island_id, f"{plan.island_id}/{life}"
+        self._run, virtual = run, run.virtual
+        troubles = tuple(each for each in run.plan.clocks if each.process == self.name)
+        self.process = virtual.process(self.name, troubles)
+        self.process.job_s = lambda pool: virtual.between(self.name, f"job {pool}", *run.job_s)
+        self.machine = SimMachine(self.process, lambda: run.wires.context(self.process), self._begins)
+        self.session: Any = None
+        self.alive, self.asked = True, None
+        self.stepped_at_s = float("inf")
+        self.spoils = self.corrupted = False
+        self.rogue = None if plan.manner is None else self._rogue(plan)
+
+    def _rogue(self, plan: IslandPlan) -> Rogue:
+        assert plan.manner is not None
+        drawn, virtual = random.Random(f"rogue {self.address}"), self._run.virtual
+        honest = lambda: virtual.now_s < plan.honest_until_s  # noqa: E731
+        return Rogue(plan.manner, plan.misbehaves, TamperedTensors(), drawn, honest=honest)
+
+    # --- its training -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Runs the daemon's training on the process's training thread."""
+        self.machine.train(self._main)
+
+    def _main(self) -> None:
+        run, plan = self._run, self.plan
+        config = IslandConfig(
+            broker=",".join(map(address_of, range(run.plan.brokers))),
+            run_id=run.plan.config.run_id,
             island_id=plan.island_id,
-            hint="",
-            nonce=f"{plan.island_id}-{life}",
-            tensors=self.work.tensors,
-            tokens_per_step=self.tokens_per_step,
-            brokers=simulation.plan.brokers,
-            paused=paused,
-            several_hosts=plan.plans_every > 1,
+            donor_wait_s=run.plan.donor_wait_s,
+            state_dir=run.folder / plan.island_id,
+            checkpoint_interval_s=CHECKPOINT_INTERVAL_S,
+            max_message_bytes=MOST_BYTES,
         )
-        self.arrived: dict[int, int] = {}  # fragment -> newest version, whole or made whole
-        self.connection = 0
-        self.bulk_line = 0  # how often the core has made its bulk connection anew
-        self.deaf = False  # what comes over that is swallowed
-        self.connected = simulation.plan.brokers == 1  # a single broker's connection is never looked at
-        self.sequence = 0 if paused is None else paused.sequence
-        self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()), self.clock.true_s)
-        if not self.connected:
-            self.connect()
-
-    def connect(self) -> None:
-        """Leaves the broker and connects to the one of the core's choice, as soon as that answers."""
-        self.connection += 1
-        self.connected = self.deaf = False
-        self.reach(self.connection)
-
-    @property
-    def tokens_per_step(self) -> int:
-        """What it says that one inner step has, now."""
-        return self.work.tokens_per_step * (self.rogue.tokens if self.rogue else 1)
-
-    @property
-    def bulk_number(self) -> int:
-        """Of its present bulk connection, of all that there were."""
-        return self.connection + self.bulk_line
-
-    def renew_bulk(self, number: int) -> None:
-        """Makes another bulk connection in the place of that one, which delivers nothing."""
-        if self.alive and self.deaf and self.bulk_number == number:
-            self.bulk_line += 1
-            self.deaf = False
-            self.simulation.note(self.simulation.queue.now_s, self.address, "bulk.renewed", {})
-
-    def line_of(self, channel: m.Channel) -> str:
-        """Names its present connection on a channel."""
-        return f"{self.connection}.{self.bulk_line}" if channel is m.Channel.BULK else str(self.connection)
-
-    def reach(self, connection: int) -> None:
-        """Tries to make a connection, again and again, unless it is given up for another one."""
-        if not self.alive or connection != self.connection or self.connected:
-            return
-        queue = self.simulation.queue
-        if self.simulation.brokers[self.core.broker].answers and self.reachable:
-            self.connected = True
-            queue.after(0.0, lambda: self.line(connection))
+        task = run.task_of(self)
+        claimed = task.tokens_per_step * (self.rogue.tokens if self.rogue else 1)
+        task = replace(task, train=self._timed(task.train), tokens_per_step=claimed)
+        try:
+            params = daemon.train(config, task, check=self._check, machine=self.machine)
+        except Interrupted:
+            self._end(restarts=True)
+        except Leaves:
+            self._end(restarts=False)
+        except (ConfigError, RunEnded, Unavailable) as error:
+            run.note(run.virtual.now_s, self.address, "gave up", {"error": str(error)})
+            self._end(restarts=not isinstance(error, RunEnded))
         else:
-            queue.after(CONNECT_AGAIN_S, lambda: self.reach(connection))
+            if self.core.finished:
+                run.has_ended(self, dict(named_leaves(params)), restarts=False)
+            else:  # the run fell silent
+                self._end(restarts=True)
 
-    @property
-    def reachable(self) -> bool:
-        """Whether a connection to the broker of its choice can be made."""
-        simulation = self.simulation
-        cut = bool(simulation.plan.cuts) and simulation.network.is_cut(self.name, self.core.broker)
-        return not cut and self.plan.reachable(simulation.queue.now_s)
+    def _timed(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns steps that take their time."""
+        plan, virtual = self.plan, self._run.virtual
+        least, most = plan.step_time_s * (1 - plan.jitter), plan.step_time_s * (1 + plan.jitter)
 
-    def lose(self) -> None:
-        """The broker's process is gone: the connection breaks, and is tried again."""
-        connection, self.connected = self.connection, False
-        self.simulation.queue.after(0.0, lambda: self.line(connection))
-        self.simulation.queue.after(CONNECT_AGAIN_S, lambda: self.reach(connection))
+        def timed(params: Params, *more: Any) -> tuple[Params, Any, Any]:
+            step_s = virtual.between(self.name, "step", least, most)
+            self.machine.sleep(plan.stepped_at_s(virtual.now_s, step_s) - virtual.now_s)
+            params, opt_state, loss = train(params, *more)
+            self.stepped_at_s = min(self.stepped_at_s, virtual.now_s)
+            if self.spoils:
+                self.spoils = False
+                params = {name: x * np.float32(np.nan) for name, x in params.items()}
+            return params, opt_state, loss
 
-    def line(self, connection: int) -> None:
-        """Tells the core how its connection stands."""
-        if connection == self.connection:
-            self.handle(ie.Line(stands=self.connected))
+        return timed
 
-    def flaw_in(self, message: m.Message) -> str:
-        """Says if a version is the difference to one not here, as ``HeldVersions`` of islands does."""
-        if not isinstance(message, m.Version):
-            return ""
-        p, held = message.fragment_id, self.arrived.get(message.fragment_id, -1)
-        if message.base not in (None, held):
-            return f"it is the difference to version {message.base}, and version {held} is here"
-        self.arrived[p] = message.fragment_version
-        return ""
-
-    def handle(self, event: ie.Event) -> None:
-        """Feeds one event to the core and carries out what it answers."""
-        if self.alive:
-            self.perform(self.core.handle(event, self.clock.now_s))
-            self.simulation.invariants.after_island_event(self)
-
-    def perform(self, actions: list[ie.Action]) -> None:  # noqa: PLR0915  one case for each action
-        """Carries out actions; what takes time ends in an event."""
-        queue, plan = self.simulation.queue, self.simulation.plan
-        for action in actions:
-            if not self.alive:
-                return  # it died of one of them
-            match action:
-                case ie.Send():
-                    for message in self.rogue.outgoing(action.message) if self.rogue else (action.message,):
-                        self.sequence += 1
-                        self.simulation.network.to_broker(self, action.to, message, self.sequence)
-                case ie.Connect():
-                    self.connect()
-                case ie.Joined():
-                    self.step = self.start_step = action.start_step
-                    self.tokens = action.start_tokens
-                    settings = self.core.settings
-                    assert settings is not None
-                    self.lockstep = Lockstep(settings.recipe, action.manifest.moving)
-                    self.data = DataShare.of(self.core.blocks, settings.seed, life=self.core.incarnation)
-                    self.simulation.invariants.told(self.name, self.core.blocks)
-                    self.work.joined(self.core, self.data)
-                case ie.Watch():
-                    self.watched = action.fragments
-                case ie.Capture():
-                    assert self.copies[action.fragment_id] == action.step, "a capture names a copy that is gone"
-                    steps = self.core.fragments[action.fragment_id].capturing
-                    assert steps is not None
-                    payload = self.work.capture(action.fragment_id, steps, action.codec)
-                    done = ie.Captured(fragment_id=action.fragment_id, payload=payload)
-                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, done))
-                case ie.Prepare():
-                    self.work.prepare(action.version, action.keep, mixes=action.mixes)
-                    prepared = partial(self.prepared, action.version, action.keep)
-                    queue.after(self.rng.uniform(*plan.capture_s), prepared)
-                case ie.EncodeSeed():
-                    payload = self.work.seed(action.fragment_id)
-                    seeded = ie.SeedEncoded(fragment_id=action.fragment_id, payload=payload)
-                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, seeded))
-                case ie.Fail(reason=m.Reason.RUN_ENDED):
-                    self.kill()
-                    self.simulation.invariants.island_killed(self)
-                case ie.Fail():
-                    self.simulation.invariants.island_failed(self, action)
-                    self.kill()
-                    self.simulation.replace_failed(self)
-                case ie.RefreshOptimizer():
-                    self.recovering = True
-                    self.held.clear()
-                case ie.CopyState():
-                    self.gift_wanted = True
-                    if self.waits:
-                        queue.after(0.0, self.boundary)
-                case ie.CheckState():
-                    checked = ie.StateChecked(flaw=self.work.take_state(action.parts))
-                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, checked))
-                case ie.Settled():
-                    self.simulation.note(queue.now_s, self.address, "island.settled", {"source": action.source})
-                    self.begin(action.source)
-                case ie.Note():
-                    if action.name in ("broker.left", "link.adapted"):
-                        self.simulation.note(queue.now_s, self.address, action.name, action.fields)
-        if self.core.startable and not self.training and not self.searching and self.alive:
-            if plan.donor_wait_s:
-                self.searching = True
-                self.handle(ie.StateNeeded(most_bytes=1 << 60, patience_s=plan.donor_wait_s))
-            else:
-                self.begin(m.StateSource.FRESH)
-        self.alarm.arm(self.core.next_deadline_s() if self.alive else None)
-
-    def begin(self, source: m.StateSource) -> None:
-        """Starts to train, with an optimizer state from ``source``."""
-        if not self.training and self.alive:
-            self.training = True
-            self.handle(ie.Restored(source=source))
-            self.boundary()
-            self.next_step()
-
-    def prepared(self, version: m.Version, keep: float) -> None:
-        """A version is ready to be installed; those of a recovery all at once, with a fresh optimizer."""
-        if not self.alive:
-            return
-        if self.recovering and keep == 0:
-            self.held.append(version.fragment_id)
-            if len(self.held) == len(self.core.fragments):
-                self.ready += self.held
-                self.held.clear()
-                self.recovering, self.fresh_optimizer = False, True
-        else:
-            self.ready.append(version.fragment_id)
-        self.handle(ie.Prepared(fragment_id=version.fragment_id))
-        if self.stopped:
-            self.boundary()
-        elif self.waits:
-            self.boundary()
-            self.go_on()
-
-    def go_on(self) -> None:
-        """Starts the next step, unless training waits for a version, as islands in lockstep do."""
-        self.waits = not self.core.done and self.lockstep.holds(self.step, self.versions())
-        if not self.waits:
-            self.next_step()
-
-    def versions(self) -> tuple[int, ...]:
-        """The versions in the parameters."""
-        return tuple(fragment.version for fragment in self.core.fragments.values())
-
-    def next_step(self) -> None:
-        """Starts an inner step."""
-        spread = self.plan.jitter * self.plan.step_time_s
-        step_s = max(1e-3, self.rng.uniform(self.plan.step_time_s - spread, self.plan.step_time_s + spread))
-        ends_at_s = self.plan.stepped_at_s(self.simulation.queue.now_s, step_s)
-        self.simulation.queue.at(ends_at_s, self.stepped)
-
-    def stepped(self) -> None:
-        """An inner step ended."""
-        if not self.alive:
-            return
-        if self.core.blocks is not self.blocks:
-            self.blocks = self.core.blocks
-            self.data.hold(self.blocks, self.core.incarnation)
-            self.simulation.invariants.told(self.name, self.blocks)
-        self.work.train(self.tokens)
-        taken = self.data.trained()
-        self.simulation.invariants.trained(taken)
-        self.trained.append((self.step, taken))
-        self.stepped_at_s = min(self.stepped_at_s, self.simulation.queue.now_s)
-        self.step += 1
-        self.tokens += self.tokens_per_step
-        self.stopped = self.core.done or self.pausing
-        vitals = ie.Vitals(loss=1.0, step_time_s=self.plan.step_time_s, sync_share=0.0, bytes_up=0, bytes_down=0)
-        self.core.handle(vitals, self.clock.now_s)
-        self.boundary()
-        if not self.stopped:
-            self.go_on()
-
-    def boundary(self) -> None:
-        """Installs what is ready, then copies what is watched, as the training thread does between two steps."""
-        installed, self.ready = tuple(self.ready), []
-        assert self.core.manifest is not None
-        together = self.stopped or self.step % self.plan.plans_every == 0
-        due = (self.watched if together else frozenset()) | self.lockstep.due(self.step, self.versions())
-        copied = tuple(self.core.manifest.moving if self.stopped else sorted(due))
-        for p in copied:  # about to be replaced: what is put off until an installation need not stop for it
-            self.work.forget(p)
-        for p in installed:
-            self.copies.pop(p, None)
-            self.work.install(p)
-        if self.fresh_optimizer and installed:
-            self.fresh_optimizer = False
-            self.work.refresh_optimizer()
-        if self.gift_wanted:
-            self.gift_wanted = False
-            parts, state_bytes = self.work.copy_state()
-            done = ie.StateCopied(parts=parts, state_bytes=state_bytes)
-            self.simulation.queue.after(self.rng.uniform(*self.simulation.plan.capture_s), partial(self.handle, done))
-        for p in copied:
-            self.work.copy(p)
-        self.copies.update(dict.fromkeys(copied, self.step))
-        trained, self.trained = tuple(self.trained), []
-        self.handle(
-            ie.Boundary(
-                inner_step=self.step,
-                tokens=self.tokens,
-                installed=installed,
-                copied=copied,
-                trained=trained,
-                stopped=self.stopped,
-            )
-        )
+    def _check(self) -> None:
+        if self.asked is not None:
+            raise self.asked
 
     def pause(self) -> None:
-        """The process is told to end: it stops at its next boundary, and hands over what it has."""
-        self.pausing = True
+        """Asks the process to end as if it were told by a signal; another one goes on."""
+        self.asked = Interrupted(signal.SIGTERM)
 
-    def end(self) -> Paused | None:
-        """Ends the process that was told to; returns what it keeps for the next one."""
-        self.handle(ie.Leaving(reason="paused", departure=m.Departure.PAUSED))
-        paused = self.core.pause(self.simulation.plan.config.run_id, self.sequence)
-        self.kill()
-        return paused
+    def leave(self) -> None:
+        """Asks the process to end for good."""
+        self.asked = Leaves()
+
+    def corrupt(self) -> None:
+        """A bit changes in a reference of this island."""
+        references = self.session._array_work._references if self.alive and self.session is not None else ()
+        if references and references[0].values:
+            # A copy: what it has may be the bytes of a version that others have, too.
+            self.corrupted = True
+            references[0].values[0] = values = references[0].values[0].copy()
+            values.reshape(-1).view(np.uint32)[0] ^= 1 << 20
+            self._run.note(self._run.virtual.now_s, self.address, "corrupted", {})
 
     def kill(self) -> None:
         """Ends the process without a word."""
         self.alive = False
-        self.work.end()
-        self.alarm.arm(None)
+        self.process.kill()
+
+    def _end(self, *, restarts: bool) -> None:
+        self.alive = False
+        self._run.has_ended(self, None, restarts=restarts)
+
+    # --- as others see it -------------------------------------------------------------------------------------
+
+    @property
+    def core(self) -> Any:
+        """That of its session; before there is one, a core that has done nothing."""
+        return self.session._core if self.session is not None else NOBODY
+
+    @property
+    def training(self) -> bool:
+        """Whether it has run a step."""
+        return self.stepped_at_s < float("inf")
+
+    @property
+    def step(self) -> int:
+        """Inner steps of all lives, as the training thread has them."""
+        return int(self.session._exchange.position.step) if self.session is not None else 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all lives, likewise."""
+        return int(self.session._exchange.position.tokens) if self.session is not None else 0
+
+    def _begins(self, session: Any) -> None:
+        """Its communication is about to begin."""
+        self.session = session
+        core: Core = session._core
+        start, handle = core.start, core.handle
+
+        def seen(event: ie.Event | None, actions: list[ie.Action]) -> list[ie.Action]:
+            if self.alive:
+                self._run.acts(self, event, actions)
+            return actions if self.rogue is None else [each for action in actions for each in self._tampered(action)]
+
+        watched: Any = core
+        watched.start = lambda now_s: seen(None, start(now_s))
+        watched.handle = lambda event, now_s: seen(event, handle(event, now_s))
+
+    def _tampered(self, action: ie.Action) -> list[ie.Action]:
+        assert self.rogue is not None
+        if not isinstance(action, ie.Send):
+            return [action]
+        return [replace(action, message=message) for message in self.rogue.outgoing(action.message)]
+
+
+NOBODY = SimpleNamespace(joined=False, finished=False, broker=0, fragments={}, island_id="", incarnation=0)

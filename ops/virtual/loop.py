@@ -76,6 +76,7 @@ class VirtualTime:
         now_s: The true time; each process reads its own clock.
         failures: Errors that no task has caught, with their traces: each is a failure of the seed.
         running: The process that does something at the moment.
+        queue: What is to happen, by time.
         servers: Host and port -> who accepts what processes connect there.
         on_turn: Told of each turn: true time, process, number of callbacks. What two runs of a seed must agree on.
     """
@@ -87,14 +88,14 @@ class VirtualTime:
         self.on_turn: Callable[[float, str, int], None] | None = None
         self.processes: list[Process] = []
         self.servers: dict[tuple[str, int], Accept] = {}
-        self._queue = EventQueue()
+        self.queue = EventQueue()
         self._drawn: Counter[tuple[str, str]] = Counter()
-        self.at, self.after, self.run_until = self._queue.at, self._queue.after, self._queue.run_until
+        self.at, self.after, self.run_until = self.queue.at, self.queue.after, self.queue.run_until
 
     @property
     def now_s(self) -> float:
         """The true time, in seconds from 0."""
-        return self._queue.now_s
+        return self.queue.now_s
 
     def __enter__(self) -> Self:
         self._before = clocks.use(self), chance.use(self.bits)
@@ -108,7 +109,7 @@ class VirtualTime:
     def process(self, name: str, troubles: tuple[ClockTrouble, ...] = ()) -> Process:
         """Begins a process; one of the same name may have ended before."""
         kind: Any = Process  # abstract to the type checker: it lacks what would touch this machine
-        started: Process = kind(self, name, Clock(self._queue, troubles), wrong=bool(troubles))
+        started: Process = kind(self, name, Clock(self.queue, troubles), wrong=bool(troubles))
         self.processes.append(started)
         return started
 
@@ -146,11 +147,11 @@ class VirtualTime:
 
     def monotonic(self) -> float:
         """Returns what the running process takes for the time; the true time outside of one."""
-        return self._queue.now_s if self.running is None else self.running.time()
+        return self.queue.now_s if self.running is None else self.running.time()
 
     def wall(self) -> float:
         """Returns the wall clock of the running process, in seconds since 1970: it may go back."""
-        return EPOCH_S + (self._queue.now_s if self.running is None else self.running.clock.now_s)
+        return EPOCH_S + (self.queue.now_s if self.running is None else self.running.clock.now_s)
 
 
 class Process(asyncio.AbstractEventLoop):

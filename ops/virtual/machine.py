@@ -26,10 +26,13 @@ class SimMachine(Machine):
     Args:
         process: Of the island.
         context: Makes the context of its sockets.
+        begins: Told of the communication that is about to run.
     """
 
-    def __init__(self, process: Process, context: Callable[[], Any]) -> None:
-        self._process, self._make_context = process, context
+    def __init__(
+        self, process: Process, context: Callable[[], Any], begins: Callable[[Any], None] = lambda _: None
+    ) -> None:
+        self._process, self._make_context, self._begins = process, context, begins
         self._to_training, self._to_process = threading.Semaphore(0), threading.Semaphore(0)
         self._training: threading.Thread | None = None
         self._trains = True
@@ -106,6 +109,7 @@ class SimMachine(Machine):
         self, main: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[BaseException | None], None]
     ) -> SimRunning:
         """Runs a coroutine as a task of the process; tells ``ended`` what it raised, or None."""
+        self._begins(getattr(main, "__self__", None))
         return SimRunning(self, self._process.create_task(main(), name="communication"), ended)
 
     def news(self) -> SimNews:

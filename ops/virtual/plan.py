@@ -6,9 +6,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from aggregator.interface.config import AggregatorConfig
-from broker.wire.fragments import Kind, TensorSpec
 from ops.faults.kinds import Fault, FaultKind
-from ops.virtual.queue import ClockTrouble, LinkModel
+from ops.virtual.queue import ClockTrouble
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkModel:
+    """The delay and the rate of the links between a machine and the brokers.
+
+    Attributes:
+        delay_s: Least and greatest one-way delay; each message draws its own.
+        bytes_per_s: Rate of each direction; 0 for infinite.
+    """
+
+    delay_s: tuple[float, float] = (0.001, 0.005)
+    bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +37,12 @@ class IslandPlan:
         pauses_at_s: When its process is told to end; another one goes on ``restart_s`` later with what it kept.
         pauses: Times (from when, for how long) at which it does not step, while its process lives.
         outages: Times (from when, for how long) at which nothing passes its link.
-        deaf_at_s: When a damaged byte makes its bulk connection swallow all that comes, until it makes another one.
+        corrupt_at_s: When a bit of its memory changes.
+        spoilt_at_s: When its next step makes parameters that are not finite.
         link: Its own link; None for that of the plan.
         manner: How it misbehaves; None for not at all.
         misbehaves: Share of its contributions that it tampers with.
         honest_until_s: It is honest before.
-        plans_every: Steps between two boundaries at which its hosts do something together; 1: it has one host.
     """
 
     island_id: str
@@ -44,12 +56,12 @@ class IslandPlan:
     pauses_at_s: tuple[float, ...] = ()
     pauses: tuple[tuple[float, float], ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
-    deaf_at_s: tuple[float, ...] = ()
+    corrupt_at_s: tuple[float, ...] = ()
+    spoilt_at_s: tuple[float, ...] = ()
     link: LinkModel | None = None
     manner: FaultKind | None = None
     misbehaves: float = 1.0
     honest_until_s: float = 0.0
-    plans_every: int = 1
 
     def stepped_at_s(self, now_s: float, step_s: float) -> float:
         """Returns when a step that begins now and takes ``step_s`` ends: a pause stretches it."""
@@ -58,10 +70,6 @@ class IslandPlan:
             if at_s < ends_at_s and at_s + for_s > now_s:
                 ends_at_s += at_s + for_s - max(now_s, at_s)
         return ends_at_s
-
-    def reachable(self, now_s: float) -> bool:
-        """Whether its link works."""
-        return not any(at_s <= now_s < at_s + for_s for at_s, for_s in self.outages)
 
 
 #: Faults of one broker: it dies and the next one knows nothing, it stands still, nothing passes to an aggregator.
@@ -133,33 +141,20 @@ class SimulationPlan:
     islands: tuple[IslandPlan, ...]
     config: AggregatorConfig
     link: LinkModel = field(default_factory=LinkModel)
-    links_measured: bool = False  # islands know the rates of their links; what they send is in their number format
     merge_s: tuple[float, float] = (0.001, 0.01)
     persist_s: tuple[float, float] = (0.001, 0.02)
-    in_turn: bool = False  # merges one after the other, and so writes, as threads of a process do; else side by side
     persist_failure: float = 0.0
     capture_s: tuple[float, float] = (0.0005, 0.005)
-    aggregator_deaf_at_s: tuple[float, ...] = ()  # damaged bytes make its bulk connection to the first broker useless
     brokers: int = 1
     standbys: int = 0  # aggregators besides the first of each shard; with them the config has ``failover``
     faults: tuple[Fault, ...] = ()  # of one broker, one aggregator, or ``redis``; of the kinds above
     cuts: tuple[Cut, ...] = ()  # of single links, by direction
+    breaks: tuple[tuple[float, str, int], ...] = ()  # connections that end: when, of which process, to which broker
     clocks: tuple[ClockTrouble, ...] = ()
     crash_points: tuple[CrashPoint, ...] = ()
     restart_s: float = 0.5
     donor_wait_s: float = 0.0  # in which a new process may look for another island's optimizer state; 0: starts fresh
     calm_after_s: float = 1e9
-    tokens_per_step: int = 100
-    tensors: tuple[TensorSpec, ...] = ()
-
-    def model(self) -> tuple[TensorSpec, ...]:
-        """The tensors of the run: those given, or a few of different sizes."""
-        if self.tensors:
-            return self.tensors
-        return tuple(
-            TensorSpec(name=f"layer/{i}", shape=(64 * (1 + i % 3), 32), dtype="float32", kind=Kind.RDA)
-            for i in range(2 * self.config.fragments)
-        )
 
 
 #: Before the number of a broker, in the names of those that may crash or have a clock.

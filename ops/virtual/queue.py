@@ -1,13 +1,12 @@
-"""Virtual time and what passes in it: the event queue, links, alarms, and clocks that are wrong.
+"""Virtual time: the event queue, and clocks that are wrong.
 
-Each process of a simulated run reads its own clock, as each machine does. What a core is told, and what it asks to be
-woken at, is in that clock's time; the network, the disk and the observer live in true time.
+Each process of a simulated run reads its own clock, as each machine does; the network, the disk and the observer live
+in true time.
 """
 
 from __future__ import annotations
 
 import heapq
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,91 +44,6 @@ class EventQueue:
             self.now_s = time_s
             call()
         return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkModel:
-    """The delays, losses and rate of messages between two processes.
-
-    Attributes:
-        delay_s: Least and greatest one-way delay; each message draws its own, so that messages overtake each other.
-        loss: Probability that a message never arrives.
-        duplication: Probability that it arrives twice.
-        bytes_per_s: Rate for payloads; 0 for infinite.
-    """
-
-    delay_s: tuple[float, float] = (0.001, 0.005)
-    loss: float = 0.0
-    duplication: float = 0.0
-    bytes_per_s: float = 0.0
-
-    def arrivals_s(self, rng: random.Random, queued_s: float = 0.0) -> list[float]:
-        """Returns the delays after which copies of one message arrive: none, one, or two.
-
-        Args:
-            rng: Of the run.
-            queued_s: Until the last byte has left, from :class:`Sender`.
-        """
-        copies = 1 + (rng.random() < self.duplication)
-        if rng.random() < self.loss:
-            copies -= 1
-        return [queued_s + rng.uniform(*self.delay_s) for _ in range(copies)]
-
-
-@dataclass(slots=True)
-class Sender:
-    """One direction of one link: what is sent waits until what was sent before has left."""
-
-    free_at_s: float = 0.0
-    given_bytes: float = 0.0
-
-    def queued_s(self, now_s: float, size_bytes: int, bytes_per_s: float) -> float:
-        """Queues a message; returns the time until its last byte has left, 0 with a rate of 0."""
-        self.given_bytes += size_bytes
-        if not bytes_per_s:
-            return 0.0
-        self.free_at_s = max(self.free_at_s, now_s) + size_bytes / bytes_per_s
-        return self.free_at_s - now_s
-
-    def lose(self, size_bytes: int) -> list[float]:
-        """Nothing arrives of a message that has left: no delay."""
-        self.given_bytes += size_bytes
-        return []
-
-    def carried_bytes(self, now_s: float, bytes_per_s: float) -> int:
-        """Returns how much has left so far."""
-        return round(self.given_bytes - max(0.0, self.free_at_s - now_s) * bytes_per_s)
-
-
-@dataclass(slots=True)
-class Alarm:
-    """The one timer of a driver: re-armed after each event, old settings are ignored when they ring.
-
-    With a clock that is wrong it may ring early; what it rings for then has it set again.
-    """
-
-    queue: EventQueue
-    ring: Callable[[], None]
-    true_s: Callable[[float], float] = float  #: when to ring, of what the driver's clock shall show
-    set_for_s: float | None = None
-    generation: int = 0
-
-    def arm(self, at_s: float | None) -> None:
-        """Sets the time of the next ring; None for never."""
-        if at_s == self.set_for_s:
-            return
-        self.set_for_s = at_s
-        self.generation += 1
-        if at_s is None:
-            return
-        generation = self.generation
-
-        def ring() -> None:
-            if generation == self.generation:
-                self.set_for_s = None
-                self.ring()
-
-        self.queue.at(self.true_s(at_s), ring)
 
 
 # --- clocks ------------------------------------------------------------------------------------------------------

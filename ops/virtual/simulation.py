@@ -1,40 +1,45 @@
-"""A whole run in virtual time: the production cores behind a modelled network and disk.
+"""A whole run in virtual time: brokers, aggregators with their disks, and islands that train.
 
-One process, one seeded event queue, no sockets, no clock: the same seed and configuration give the same run, byte for
-byte. What the processes do with parameters is plugged in (:mod:`ops.virtual.work`): steps are only counted, so that a
-fleet costs microseconds per step, or the laboratory really trains. Invariants (reference.md, section 10) are checked
-after every event by :class:`ops.virtual.invariants.Invariants`, which sees everything. The processes themselves are in
-:mod:`ops.virtual.island`, :mod:`ops.virtual.aggregator`, :mod:`ops.virtual.failover` and :mod:`ops.virtual.broker`,
-what lies between them in :mod:`ops.virtual.network`, and what befalls them is a :mod:`ops.virtual.plan`.
+Nothing of ours is modelled. What is simulated lies below: sockets and links (:mod:`ops.virtual.wires`), disks and Redis
+(:mod:`ops.devices`), threads and clocks (:mod:`ops.virtual.loop`). The same plan gives the same run in any process.
+Invariants (reference.md, section 10) are checked after every event by :class:`ops.virtual.invariants.Invariants`, which
+sees everything; what befalls the processes is in the :mod:`ops.virtual.plan`.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+import gc
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from aggregator.rounds.recovery import renumbered
-from broker.chunks.subflow import STALLED_S
+from aggregator.interface import events as agg
 from broker.wire import messages as m
 from islands.protocol import events as ie
-from islands.protocol.paused import Paused
-from ops.faults.kinds import LIES, FaultKind, Role, role_of
-from ops.virtual.aggregator import SimAggregator
-from ops.virtual.broker import SimBroker
-from ops.virtual.failover import SimLease, Station
+from islands.tasks.task import Params, Task
+from ops.devices.disk import Disks
+from ops.devices.redis import WAY_S, Redis
+from ops.faults.kinds import LIES, Fault, FaultKind, Role, role_of
 from ops.virtual.invariants import Invariants
-from ops.virtual.island import SimIsland
-from ops.virtual.network import Network, Process
-from ops.virtual.plan import BROKER, CrashPoint, IslandPlan, Point, SimulationPlan
-from ops.virtual.queue import Clock, EventQueue
-from ops.virtual.work import Counting, Works
-from ops.virtual.world import Disk, OnNote, World
+from ops.virtual.island import Island
+from ops.virtual.loop import EPOCH_S, Killed, Process, VirtualTime
+from ops.virtual.plan import BROKER, REDIS, CrashPoint, IslandPlan, Point, SimulationPlan, station_names
+from ops.virtual.queue import Clock, ClockTrouble
+from ops.virtual.station import Station
+from ops.virtual.wires import REDIS_ADDRESS, Broker, Wires
 
-#: As in :mod:`islands.loop`, for what a process that is told to end still hands over.
-PAUSE_WITHIN_S = 1.5
+#: (virtual time, process, name of the decision, fields).
+OnNote = Callable[[float, str, str, Mapping[str, Any]], None]
+#: In memory, where there is such a place: a run has hundreds of flushes.
+ROOT = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+#: Of the ways to Redis and back, so many take so long while there are troubles, in seconds.
+LATE, LATE_S = 0.02, (0.5, 3.0)
+#: How often an island that joins last looks whether the others have.
+LOOK_AGAIN_S = 0.1
 
 
 class Passages:
@@ -51,95 +56,91 @@ class Passages:
         return self._crashes.get((process, point, number)) if self._crashes else None
 
 
-class Simulation(World):
-    """One run of a :class:`SimulationPlan`.
+class Simulation:
+    """One run of a :class:`SimulationPlan`, to be used in a ``with`` statement.
 
     Args:
         plan: What happens.
-        works: What the processes do with parameters; counting steps if not given.
+        task_of: Island -> what it trains, with parameters of this life alone.
         on_note: Takes every decision; by default they are kept in ``trace``.
         watching: Whether the invariants are checked after every event, or only as versions are made and published.
-        network: What carries messages.
+        job_s: Least and greatest time of a job of a thread of an island.
+
+    Attributes:
+        leaders: By shard, the station that led it last.
+        versions: The last parameters of each island that has ended with the run, by tensor name.
     """
 
     def __init__(
         self,
         plan: SimulationPlan,
-        works: Works | None = None,
+        task_of: Callable[[Island], Task],
         on_note: OnNote | None = None,
         *,
         watching: bool = True,
-        network: Callable[[Simulation], Network] = Network,
+        job_s: tuple[float, float] = (1e-4, 1e-2),
     ) -> None:
-        self.plan = plan
-        self.works = works or Counting(plan.model(), plan.tokens_per_step)
-        self.note = on_note or self.keep
-        self.queue = self.make_queue()
-        self.rng = random.Random(plan.seed)
-        self.network = network(self)
-        self._clocks: dict[str, Clock] = {}
+        self.plan, self.task_of, self.job_s = plan, task_of, job_s
+        self.note = on_note or self._keep
+        self.trace: list[tuple[float, str, str, str]] = []
         self.passages = Passages(plan.crash_points)
-        self.leases = self.make_leases()
         rogues = {island.island_id: island.manner for island in plan.islands if island.manner is not None}
         claims = {name: LIES[manner].tokens for name, manner in rogues.items() if manner in LIES}
         sizes = {name: times for name, times in claims.items() if times > 1}
         self.invariants = Invariants(rogues=frozenset(rogues), sizes=sizes, watching=watching)
-        self.trace: list[tuple[float, str, str, str]] = []
-        self.brokers = [self.make_broker(place) for place in range(plan.brokers)]
-        self.islands: dict[str, SimIsland] = {}
-        self.processes: dict[str, Process] = {}
-        self.leaders: dict[int, SimAggregator] = {}  # whoever led each shard last
-        self.stations = [self.make_station(number) for number in range(plan.config.shards * (1 + plan.standbys))]
+        self.leaders: dict[int, Station] = {}
+        self.islands: dict[str, Island] = {}
+        self.versions: dict[str, Params] = {}
         self._lives: dict[str, int] = {}
+        self._told: dict[str, Any] = {}  # blocks, by process
+        self.folder = Path(tempfile.mkdtemp(prefix="atoll-seed-", dir=ROOT))
+        self.virtual = VirtualTime(plan.seed)
+        self.disks = Disks(self.virtual)
+        self.redis = Redis(self.virtual, self._redis_clock())
+        self.redis.way_s = self._way_to_redis_s
+        self.virtual.servers[REDIS_ADDRESS] = self.redis.accept
+        self.wires = Wires(self.virtual, plan)
+        self.wires.sockets.on_send = self._says
+        self.brokers: list[Broker] = []
+        self.stations: list[Station] = []
+
+    def __enter__(self) -> Self:
+        self.virtual.__enter__()
+        self.disks.__enter__()
+        plan = self.plan
+        self.brokers = [self._make_broker(place) for place in range(plan.brokers)]
+        for number, name in enumerate(station_names(plan.config.shards, plan.standbys)):
+            self.stations.append(Station(self, number, self.disks.add(name, self.folder / name / "store")))
+            self.stations[-1].start()
+        self._schedule()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.virtual.__exit__(None, None, None)
         for station in self.stations:
-            station.start()
-        for island in plan.islands:
-            self.queue.at(island.joins_at_s, partial(self.start_island, island))
-            for at_s in island.crashes_at_s:
-                self.queue.at(at_s, partial(self.crash_island, island))
-            for at_s in island.deaf_at_s:
-                self.queue.at(at_s, partial(self.deafen, island))
-            for at_s in island.pauses_at_s:
-                self.queue.at(at_s, partial(self.pause, island))
-            if island.leaves_at_s is not None:
-                self.queue.at(island.leaves_at_s, partial(self.leave, island))
-        for at_s in plan.aggregator_deaf_at_s:
-            self.queue.at(at_s, self.deafen_aggregator)
-        for fault in plan.faults:
-            (target,) = fault.targets
-            match role_of(target), fault.kind:
-                case Role.AGGREGATOR, FaultKind.KILL:
-                    self.queue.at(fault.at_s, partial(self.station(target).crash, fault.for_s))
-                case Role.AGGREGATOR, FaultKind.STOP:
-                    self.queue.at(fault.at_s, partial(self.station(target).freeze, fault.for_s))
-                case Role.BROKER, FaultKind.KILL:
-                    self.queue.at(fault.at_s, partial(self.crash_broker, _place(target), fault.for_s))
-                case Role.BROKER, FaultKind.STOP:
-                    self.queue.at(fault.at_s, partial(self.freeze_broker, _place(target), fault.for_s))
-                case Role.REDIS, FaultKind.OUTAGE:
-                    self.queue.at(fault.at_s, partial(self.cut_power, fault.for_s))
-                case _:
-                    pass  # looked at with each message, and each call of Redis
+            station.bury()
+        self.disks.__exit__(None, None, None)
+        self.wires.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with warnings.catch_warnings():  # of connections to Redis, which a killed process leaves open
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
-    def make_queue(self) -> EventQueue:
-        """Returns the time of this run."""
-        return EventQueue()
+    @property
+    def now_s(self) -> float:
+        """The true time."""
+        return self.virtual.now_s
 
-    def make_broker(self, place: int) -> SimBroker:
-        """Returns a new process of a broker."""
-        return SimBroker(self, place)
-
-    def make_leases(self) -> list[SimLease]:
-        """Returns the lease of each shard."""
-        return [SimLease(self, shard) for shard in range(self.plan.config.shards)]
-
-    def make_station(self, number: int) -> Station:
-        """Returns the machine of an aggregator."""
-        return Station(self, number, Disk())
+    @property
+    def aggregator(self) -> Station:
+        """Whoever led shard 0 last."""
+        return self.leaders[0]
 
     def run(self, limit_s: float) -> bool:
-        """Runs until every island has finished, at most ``limit_s`` of virtual time; returns whether it ended."""
-        return self.queue.run_until(limit_s, self.ended)
+        """Runs until every island has finished, at most until ``limit_s``; returns whether it ended."""
+        ended = self.virtual.run_until(limit_s, self.ended)
+        assert not self.virtual.failures, "\n".join(self.virtual.failures)
+        return ended
 
     def ended(self) -> bool:
         """Whether the run is over for everybody who is still there."""
@@ -148,128 +149,210 @@ class Simulation(World):
                 return False
         if len(self.leaders) < self.plan.config.shards:
             return False
-        live = [i for i in self.islands.values() if i.alive]
-        return bool(live) and all(i.core.finished for i in live)
+        live = [name for name, island in self.islands.items() if island.alive]
+        return bool(live) and all(name in self.versions for name in live)
 
     def station(self, name: str) -> Station:
         """Returns the station of that name."""
-        found: Station = next(station for station in self.stations if station.name == name)
-        return found
+        return next(station for station in self.stations if station.name == name)
 
-    # --- faults -----------------------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        at = self.virtual.at
+        for island in self.plan.islands:
+            at(island.joins_at_s, partial(self.start_island, island))
+            name = island.island_id
+            for at_s in island.crashes_at_s:
+                at(at_s, partial(self.crash_island, name, island.restart_s))
+            for at_s in island.pauses_at_s:
+                at(at_s, partial(self._ask, name, Island.pause))
+            for at_s in island.corrupt_at_s:
+                at(at_s, partial(self._ask, name, Island.corrupt))
+            for at_s in island.spoilt_at_s:
+                at(at_s, partial(self._spoil, name))
+            if island.leaves_at_s is not None:
+                at(island.leaves_at_s, partial(self._ask, name, Island.leave))
+        for cut in self.plan.cuts:
+            if cut.link.broker == REDIS:
+                at(cut.at_s, partial(self._cut_redis, cut.link.process, cut.at_s + cut.for_s))
+        for fault in self.plan.faults:
+            at(fault.at_s, partial(self._strike, fault))
+            if fault.kind is FaultKind.STALE:
+                at(fault.at_s / 2, self._snapshot)
+
+    def _strike(self, fault: Fault) -> None:
+        (target,) = fault.targets
+        match role_of(target), fault.kind:
+            case Role.AGGREGATOR, FaultKind.KILL:
+                self.station(target).crash(fault.for_s)
+            case Role.AGGREGATOR, FaultKind.STOP:
+                self.station(target).freeze(fault.for_s)
+            case Role.AGGREGATOR, FaultKind.CUT_REDIS:
+                self._cut_redis(target, self.now_s + fault.for_s)
+            case Role.BROKER, FaultKind.KILL:
+                self.crash_broker(_place(target), fault.for_s)
+            case Role.BROKER, FaultKind.STOP:
+                self.wires.freeze(self.brokers[_place(target)].process, fault.for_s)
+            case Role.REDIS, FaultKind.STOP:
+                self.redis.silent_until_s = self.now_s + fault.for_s
+            case Role.REDIS, FaultKind.OUTAGE:
+                self._redis_fails(fault)
+                self.invariants.power_lost()
+                for station in self.stations:
+                    station.crash(fault.for_s, power=True)
+                for place in range(self.plan.brokers):
+                    self.crash_broker(place, fault.for_s)
+            case Role.REDIS, _:
+                self._redis_fails(fault)
+            case _:
+                pass  # of links, whose wires know
+
+    def _redis_fails(self, fault: Fault) -> None:
+        self.redis.down = True
+        self.redis.restart()
+
+        def comes_back() -> None:
+            self.redis.down = False
+            if fault.kind is FaultKind.STALE:
+                self.redis.data.back_to(self._redis_before)
+            else:
+                self.redis.data.wipe()
+                if not any(station.alive for station in self.stations):
+                    self.invariants.power_lost()  # an outage by another name
+
+        self.virtual.after(fault.for_s, comes_back)
+
+    def _snapshot(self) -> None:
+        self._redis_before = self.redis.data.kept()
+
+    def _cut_redis(self, name: str, until_s: float) -> None:
+        self.redis.cut_until_s[name] = max(until_s, self.redis.cut_until_s.get(name, 0.0))
+
+    def _way_to_redis_s(self, name: str) -> float:
+        """While troubles last, some requests come long after they were given up, and some answers never."""
+        late = self.now_s < self.plan.calm_after_s and self.virtual.draw(name, "late") < LATE
+        return self.virtual.between(name, "way to redis", *(LATE_S if late else WAY_S))
+
+    def _redis_clock(self) -> Callable[[], float]:
+        clock = Clock(self.virtual.queue, self._troubles_of("redis"))
+        return lambda: EPOCH_S + clock.now_s
+
+    def _troubles_of(self, name: str) -> tuple[ClockTrouble, ...]:
+        return tuple(each for each in self.plan.clocks if each.process == name)
+
+    # --- brokers and islands ----------------------------------------------------------------------------------
+
+    def _make_broker(self, place: int) -> Broker:
+        return Broker(self.wires, place, self._troubles_of(f"{BROKER}{place}"))
+
+    def crash_broker(self, place: int, restart_s: float) -> None:
+        """Kills a broker; the next one at its place knows nothing."""
+        if self.brokers[place].process.alive:
+            self.brokers[place].process.kill()
+            self.virtual.after(restart_s, lambda: self.brokers.__setitem__(place, self._make_broker(place)))
+
+    def start_island(self, plan: IslandPlan) -> None:
+        """Starts a process of an island, which goes on with what an earlier one has kept, if it has."""
+        others = [other.island_id for other in self.plan.islands if other.island_id != plan.island_id]
+        joined = all(name in self.islands and self.islands[name].session is not None for name in others)
+        if plan.joins_last and plan.island_id not in self._lives and not joined:
+            self.virtual.after(LOOK_AGAIN_S, partial(self.start_island, plan))
+            return
+        life = self._lives[plan.island_id] = self._lives.get(plan.island_id, -1) + 1
+        island = self.islands[plan.island_id] = Island(self, plan, life)
+        island.start()
+
+    def crash_island(self, name: str, restart_s: float) -> None:
+        """Kills an island's process; another one starts later."""
+        island = self.islands.get(name)
+        if island is not None and island.alive:
+            island.kill()
+            self.invariants.island_killed(island)
+            self.virtual.after(restart_s, partial(self.start_island, island.plan))
+
+    def has_ended(self, island: Island, params: Params | None, *, restarts: bool) -> None:
+        """A process of an island has ended: with the run's last parameters, or before."""
+        if params is not None:
+            self.versions[island.name] = params
+            return
+        self.invariants.island_killed(island)
+        if restarts and self.islands[island.name] is island:
+            self.virtual.after(island.plan.restart_s, partial(self.start_island, island.plan))
+
+    def _ask(self, name: str, what: Callable[[Island], None]) -> None:
+        if (island := self.islands.get(name)) is not None and island.alive:
+            what(island)
+
+    def _spoil(self, name: str) -> None:
+        if (island := self.islands.get(name)) is not None:
+            island.spoils = True
+            self.note(self.now_s, island.address, "spoilt", {})
+
+    # --- crash points -----------------------------------------------------------------------------------------
 
     def dies_at(self, process: str, point: Point) -> bool:
-        """A process comes by a point; returns whether it dies there, which is then done."""
+        """A process comes by a point; returns whether it dies there: whoever asks ends it by :class:`Killed`."""
         crash = self.passages.pass_by(process, point)
         if crash is None:
             return False
-        self.note(self.queue.now_s, process, "crashed", {"at": str(point), "number": crash.number})
+        self.note(self.now_s, process, "crashed", {"at": str(point), "number": crash.number})
         if process.startswith(BROKER):
             self.crash_broker(_place(process), crash.restart_s)
         elif process in self.islands:
-            self.crash_island(replace(self.islands[process].plan, restart_s=crash.restart_s))
+            self.crash_island(process, crash.restart_s)
         else:
             self.station(process).crash(crash.restart_s)
         return True
 
-    def start_island(self, plan: IslandPlan, paused: Paused | None = None) -> None:
-        """Starts a process of an island, which goes on with what an earlier one has kept, if it has."""
-        if plan.joins_last and plan.island_id not in self._lives and not self._others_joined(plan):
-            self.queue.after(0.1, partial(self.start_island, plan))
-            return
-        life = self._lives[plan.island_id] = self._lives.get(plan.island_id, -1) + 1
-        island = SimIsland(self, plan, life, paused)
-        self.processes[island.address] = self.islands[plan.island_id] = island
-        island.perform(island.core.start(island.clock.now_s))
+    def _says(self, process: Process) -> None:
+        if self.dies_at(process.name, Point.SEND):
+            raise Killed
 
-    def _others_joined(self, plan: IslandPlan) -> bool:
-        names = [other.island_id for other in self.plan.islands if other.island_id != plan.island_id]
-        return all(name in self.islands and self.islands[name].core.joined for name in names)
+    # --- what is decided --------------------------------------------------------------------------------------
 
-    def crash_island(self, plan: IslandPlan) -> None:
-        """Kills an island's process; another one starts later."""
-        island = self.islands.get(plan.island_id)
-        if island is not None and island.alive:
-            island.kill()
-            self.invariants.island_killed(island)
-            self.queue.after(plan.restart_s, partial(self.start_island, island.plan))
+    def acts(self, island: Island, event: ie.Event | None, actions: Sequence[ie.Action]) -> None:
+        """An island's core has answered an event, or has begun."""
+        if isinstance(event, ie.Boundary):
+            for _, batch in event.trained:
+                self.invariants.trained(batch)
+        if self._told.get(island.address) is not island.core.blocks:
+            self._told[island.address] = island.core.blocks
+            self.invariants.told(island.name, island.core.blocks)
+        self.invariants.after_island_event(island)
+        for action in actions:
+            match action:
+                case ie.Note():
+                    self.note(self.now_s, island.address, action.name, action.fields)
+                case ie.Fail() if action.reason is not m.Reason.RUN_ENDED:
+                    self.invariants.island_failed(self, island, action)
 
-    def replace_failed(self, island: SimIsland) -> None:
-        """An island gave up: whoever supervises it starts another process, unless there is one."""
-        if self.islands[island.plan.island_id] is island:
-            self.invariants.island_killed(island)
-            self.queue.after(island.plan.restart_s, partial(self.start_island, island.plan))
+    def leads(self, station: Station) -> None:
+        """A core is about to lead."""
+        self.note(self.now_s, station.address, "leads", {"epoch": station.core.run.epoch})
+        if self.plan.standbys:
+            self.invariants.leading(station)
+        self.leaders[station.config.shard] = station
 
-    def cut_power(self, for_s: float) -> None:
-        """Stops aggregators and brokers; all of them start again at once. Islands, elsewhere, train on."""
-        self.invariants.power_lost()
-        for station in self.stations:
-            station.crash(for_s)
-        for place in range(self.plan.brokers):
-            self.crash_broker(place, for_s)
+    def hears(self, station: Station, event: agg.Event) -> None:
+        """Called before a core takes an event."""
+        if isinstance(event, agg.Persisted):
+            self.invariants.persisted(station.persisting[event.fragment_id, event.fragment_version])
 
-    def deafen(self, plan: IslandPlan) -> None:
-        """Lets an island's bulk connection stand, and deliver nothing any more, until its end notices."""
-        island = self.islands.get(plan.island_id)
-        if island is not None:
-            island.deaf = True
-            self.queue.after(STALLED_S, partial(island.renew_bulk, island.bulk_number))
+    def decides(self, station: Station, actions: Sequence[agg.Action]) -> None:
+        """Called when a core has answered, before any action is carried out."""
+        for action in actions:
+            match action:
+                case agg.Send():
+                    self.invariants.speaking(station.address, station.config.shard, station.core.run.epoch)
+                case agg.Publish():
+                    self.invariants.publishing(action, station.core.run.epoch, station.config.shard)
+                    self.invariants.replicated(self, station, action)
+                case agg.Note():
+                    self.note(self.now_s, station.address, action.name, action.fields)
+        self.invariants.after_aggregator_event(station)
 
-    def deafen_aggregator(self) -> None:
-        """The same of the aggregator's bulk connection to the first broker."""
-        aggregator = self.aggregator
-        aggregator.deaf.add(0)
-        self.queue.after(STALLED_S, partial(aggregator.renew_bulk, 0, aggregator.bulk_numbers[0]))
-
-    def leave(self, plan: IslandPlan) -> None:
-        """Lets an island end on purpose."""
-        island = self.islands.get(plan.island_id)
-        if island is not None and island.alive and island.core.joined:
-            island.handle(ie.Leaving(reason="leaves"))
-            island.kill()
-            self.invariants.island_killed(island)
-
-    def pause(self, plan: IslandPlan) -> None:
-        """Tells an island's process to end; after a moment for its hand-over, the next one goes on."""
-        island = self.islands.get(plan.island_id)
-        if island is None or not island.alive or not island.training:
-            return
-        island.pause()
-
-        def end() -> None:
-            if island.alive:
-                paused = island.end()
-                self.invariants.island_killed(island)
-                self.queue.after(plan.restart_s, partial(self.start_island, island.plan, paused))
-
-        self.queue.after(PAUSE_WITHIN_S, end)
-
-    def crash_broker(self, place: int, restart_s: float) -> None:
-        """Kills a broker; the next one at its place knows nothing."""
-        if not self.brokers[place].alive:
-            return
-        self.brokers[place].kill()
-
-        def restart() -> None:
-            self.brokers[place] = self.make_broker(place)
-
-        self.queue.after(restart_s, restart)
-
-    def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
-        """The aggregator gives up what its disk lacks, and starts again under new numbers."""
-        for p, version in above.items():
-            if version > self.disk.commits[p].fragment_version:
-                commit = self.disk.commits[p] = renumbered(self.disk.commits[p], version, epoch)
-                self.invariants.persisted(commit)
-        assert self.disk.record is not None
-        self.disk.record["epoch"] = max(self.disk.record["epoch"], epoch - 1)
-        self.queue.after(0.0, partial(self.aggregator.station.crash, self.plan.restart_s))
-
-    def freeze_broker(self, place: int, for_s: float) -> None:
-        """Stops a broker's process for a while."""
-        self.brokers[place].freeze(for_s)
-
-    def keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
+    def _keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
         """Keeps a decision for whoever reads the story of a failed seed."""
         self.trace.append((round(now_s, 6), who, name, str(dict(fields))))
 

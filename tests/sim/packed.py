@@ -22,15 +22,16 @@ from ops.virtual.plan import (
     Cut,
     IslandPlan,
     Link,
+    LinkModel,
     Point,
     SimulationPlan,
     Way,
     station_names,
 )
-from ops.virtual.queue import ClockTrouble, LinkModel
+from ops.virtual.queue import ClockTrouble
+from tests.sim.counting import TOKENS
 from tests.sim.faults import data_ahead_s, max_staleness_s
 
-TOKENS_PER_STEP = 100
 #: Most that a process says or writes in one small run: numbers of crash points are drawn up to these, small ones first.
 MOST_SENDS, MOST_WRITES = 200, 40
 
@@ -115,7 +116,7 @@ def short_plan(seed: int = 0, steps: int = 14) -> SimulationPlan:
     """
     config = AggregatorConfig(
         islands=2,
-        total_tokens=steps * TOKENS_PER_STEP,
+        total_tokens=steps * TOKENS,
         fragments=1,
         sync_interval=2,
         round_timeout_s=2.0,
@@ -134,7 +135,6 @@ def short_plan(seed: int = 0, steps: int = 14) -> SimulationPlan:
         standbys=1,
         brokers=1,
         calm_after_s=6.0,
-        tokens_per_step=TOKENS_PER_STEP,
     )
 
 
@@ -150,7 +150,7 @@ def _calm(rng: random.Random, seed: int) -> SimulationPlan:
     standbys = rng.choice([0, 1, 1, 2])
     config = AggregatorConfig(
         islands=count,
-        total_tokens=int(sum(TOKENS_PER_STEP / i.step_time_s for i in islands) * seconds),
+        total_tokens=int(sum(TOKENS / i.step_time_s for i in islands) * seconds),
         fragments=fragments,
         sync_interval=fragments * rng.choice([2, 3, 4]),
         quorum=rng.randint(1, count),
@@ -177,7 +177,6 @@ def _calm(rng: random.Random, seed: int) -> SimulationPlan:
         donor_wait_s=rng.choice([0.0, 2.0]),
         restart_s=rng.choice([0.1, 0.5, 2.0]),
         calm_after_s=0.8 * seconds,
-        tokens_per_step=TOKENS_PER_STEP,
     )
 
 
@@ -205,10 +204,18 @@ def swizzled(
 # --- troubles: each adds one to a plan ----------------------------------------------------------------------------
 
 
-def _bad_link(draw: _Draw) -> SimulationPlan:
-    rng, link = draw.rng, draw.plan.link
-    link = replace(link, loss=rng.choice([0.02, 0.2]), duplication=rng.choice([0.0, 0.3]))
-    return replace(draw.plan, link=link)
+def _bad_links(draw: _Draw) -> SimulationPlan:
+    """Connections end, and what was on its way is lost: to islands now and then, or to everybody often."""
+    names, times = ((*draw.islands, *draw.stations), 12) if draw.rng.random() < 0.5 else (draw.islands, 2)
+    breaks = (
+        (draw.moment_s(), draw.rng.choice(names), draw.rng.randrange(draw.plan.brokers)) for _ in range(times)
+    )
+    return replace(draw.plan, breaks=(*draw.plan.breaks, *breaks))
+
+
+def _memory_fails(draw: _Draw) -> SimulationPlan:
+    at_s = (draw.rng.uniform(0.5, 4.0),)
+    return draw.with_island(corrupt_at_s=at_s) if draw.rng.random() < 0.5 else draw.with_island(spoilt_at_s=at_s)
 
 
 def _island_dies(draw: _Draw) -> SimulationPlan:
@@ -312,7 +319,8 @@ def _wrong_clock(draw: _Draw) -> SimulationPlan:
 
 
 TROUBLES: tuple[Callable[[_Draw], SimulationPlan], ...] = (
-    _bad_link,
+    _bad_links,
+    _memory_fails,
     _island_dies,
     _island_is_away,
     _island_comes_or_goes,

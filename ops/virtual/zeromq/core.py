@@ -185,10 +185,12 @@ class Core:
                 raise zmq.ZMQError(errno.EHOSTUNREACH)
             if out.full:
                 raise zmq.Again
+            self.context.network.on_send(self.context.process)
             out.put(frames[1:])
             return
         for out in self._outs.values():
             if not out.full:
+                self.context.network.on_send(self.context.process)
                 out.put(frames)
                 return
         raise zmq.Again

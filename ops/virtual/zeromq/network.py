@@ -98,6 +98,7 @@ class Network:
         monitor_s: How much later a socket's monitor tells of something, at least and at most.
         io_s: How long the thread that sends takes to wake, when something is put into an empty queue.
         idle_polls: The share of polls that end early, and find nothing.
+        on_send: Told of each message that a process is about to send; may raise what ends the process.
     """
 
     def __init__(self, virtual: VirtualTime) -> None:
@@ -105,6 +106,7 @@ class Network:
         self.monitor_s = (0.0, 0.002)
         self.io_s = (1e-5, 5e-5)
         self.idle_polls = 0.0
+        self.on_send: Callable[[Process], None] = lambda _: None
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[int, tuple[End, End]] = {}  # that have been accepted, by the client's descriptor
         self._links: dict[tuple[str, str], Link] = {}

@@ -1,0 +1,117 @@
+"""A task that counts its steps, and runs of fleets that train it: every tensor says how many steps are in it."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aggregator.store.layout import read_newest
+from islands.tasks.task import Task
+from ops.virtual.island import Island
+from ops.virtual.plan import SimulationPlan
+from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
+
+#: What a step adds to every element.
+STEP = 0.25
+#: Tokens of a batch.
+TOKENS = 100
+#: Virtual seconds within which a run must end.
+LIMIT_S = 300.0
+
+
+def task(tensors: int, rows: int = 64) -> Task:
+    """Returns a task of so many tensors of different sizes."""
+    begun = {f"layer/{i}": np.zeros((rows * (1 + i % 3), 32), np.float32) for i in range(tensors)}
+
+    def data(share):
+        while True:
+            yield share.take()
+
+    return Task(
+        init=lambda seed: ({name: x + 1 for name, x in begun.items()}, [0]),
+        train=lambda params, counted, batch, schedule: (
+            {name: x + np.float32(STEP) for name, x in params.items()},
+            [counted[0] + 1],
+            1.0,
+        ),
+        data=data,
+        evaluate=lambda params: 1.0,
+        tokens_per_step=TOKENS,
+        fresh_optimizer=lambda params: [0],
+    )
+
+
+def task_of(plan: SimulationPlan) -> Any:
+    """Returns what makes the task of each island of a plan: two tensors for each fragment."""
+    return lambda island: task(2 * plan.config.fragments)
+
+
+def simulation_of(plan: SimulationPlan, **options: Any) -> Simulation:
+    """Returns a run that counts, to be entered."""
+    return Simulation(plan, task_of(plan), **options)
+
+
+def run(plan: SimulationPlan, limit_s: float = LIMIT_S, kind: type[Simulation] = Simulation, **how: Any) -> Simulation:
+    """Runs a plan to its end; what is wrong carries the last decisions of the run."""
+    with kind(plan, task_of(plan), **how) as simulation:
+        try:
+            finish(simulation, limit_s)
+        except AssertionError as err:
+            story = "\n".join(
+                f"{at:10.4f} {who} {name} {facts}"[:300] for at, who, name, facts in simulation.trace[-40:]
+            )
+            troubles = [each for station in simulation.stations for each in station.troubles]
+            raise AssertionError(f"{err}\n{plan}\n{troubles}\n...\n{story}") from err
+    return simulation
+
+
+def finish(simulation: Simulation, limit_s: float = LIMIT_S) -> Simulation:
+    """Runs it to its end, and checks what must hold then."""
+    assert simulation.run(limit_s), f"not ended after {limit_s} virtual seconds"
+    simulation.invariants.at_end(simulation)
+    check_final_parameters(simulation)
+    return simulation
+
+
+def check_final_parameters(simulation: Simulation) -> None:
+    """Every island that has ended has the run's last versions, bit for bit."""
+    store: dict[str, Any] = {}
+    for leader in simulation.leaders.values():
+        manifest = leader.core.run.manifest
+        for p in leader.core.run.fragments:
+            _, params = read_newest(leader.disk.path, p)
+            start = 0
+            for tensor in manifest.fragments[p]:
+                store[tensor.name] = params[start : start + tensor.size].reshape(tensor.shape)
+                start += tensor.size
+    for name, params in simulation.versions.items():
+        for tensor, value in params.items():
+            assert np.array_equal(value, store[tensor]), f"{name} ends with another {tensor}"
+
+
+# --- what a run reports -----------------------------------------------------------------------------------------------
+
+
+def with_one(plan: SimulationPlan, number: int, **changes: Any) -> SimulationPlan:
+    """Returns the plan with one island that differs."""
+    islands = list(plan.islands)
+    islands[number] = replace(islands[number], **changes)
+    return replace(plan, islands=tuple(islands))
+
+
+def told(simulation: Simulation, what: str) -> list[tuple[float, Any]]:
+    """When something was noted, and its fields, where these are plain values."""
+    return [(at_s, literal_eval(fields)) for at_s, _, name, fields in simulation.trace if name == what]
+
+
+def tokens(simulation: Simulation, island: str | None = None) -> dict[str, Any]:
+    """What the books say of an island, or of all."""
+    return Reading(simulation.aggregator.core).tokens(island)
+
+
+def participation(simulation: Simulation) -> float:
+    return Reading(simulation.aggregator.core).participation.participation or 0.0
