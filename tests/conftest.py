@@ -20,7 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 #: Of the long runs with every combination of troubles, each for itself.
 LONG_SEEDS = range(4)
 #: Of the small ones, and how many of them are one test.
-PACKED_SEEDS, SEEDS_AT_ONCE = range(120), 5
+PACKED_SEEDS, SEEDS_AT_ONCE = range(300), 5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

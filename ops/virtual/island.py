@@ -46,7 +46,6 @@ class Watcher(Protocol):
     virtual: VirtualTime
     wires: Wires
     folder: Path
-    job_s: tuple[float, float]
     task_of: Callable[[Island], Task]
 
     def note(self, now_s: float, who: str, name: str, fields: Any) -> None:
@@ -54,6 +53,9 @@ class Watcher(Protocol):
 
     def acts(self, island: Island, event: ie.Event | None, actions: Sequence[ie.Action]) -> None:
         """An island's core has answered an event, or has begun."""
+
+    def found_over(self, island: Island) -> None:
+        """A process of an island came when all was over."""
 
     def has_ended(self, island: Island, params: Params | None, *, restarts: bool) -> None:
         """Its process has ended: with the run's last parameters, or before."""
@@ -78,7 +80,7 @@ class Island:
         self._run, virtual = run, run.virtual
         troubles = tuple(each for each in run.plan.clocks if each.process == self.name)
         self.process = virtual.process(self.name, troubles)
-        self.process.job_s = lambda pool: virtual.between(self.name, f"job {pool}", *run.job_s)
+        self.process.job_s = lambda pool: virtual.between(self.name, f"job {pool}", *run.plan.job_s)
         self.machine = SimMachine(self.process, lambda: run.wires.context(self.process), self._begins)
         self.session: Any = None
         self.alive, self.asked = True, None
@@ -105,7 +107,7 @@ class Island:
             run_id=run.plan.config.run_id,
             island_id=plan.island_id,
             donor_wait_s=run.plan.donor_wait_s,
-            state_dir=run.folder / plan.island_id,
+            state_dir=run.folder / plan.island_id if run.plan.checkpoints else None,
             checkpoint_interval_s=CHECKPOINT_INTERVAL_S,
             max_message_bytes=MOST_BYTES,
         )
@@ -118,9 +120,12 @@ class Island:
             self._end(restarts=True)
         except Leaves:
             self._end(restarts=False)
-        except (ConfigError, RunEnded, Unavailable) as error:
+        except RunEnded:
+            self.alive = False
+            run.found_over(self)
+        except (ConfigError, Unavailable) as error:
             run.note(run.virtual.now_s, self.address, "gave up", {"error": str(error)})
-            self._end(restarts=not isinstance(error, RunEnded))
+            self._end(restarts=True)
         else:
             if self.core.finished:
                 run.has_ended(self, dict(named_leaves(params)), restarts=False)

@@ -34,6 +34,7 @@ class IslandPlan:
         joins_last: It does not start before all others have joined.
         crashes_at_s: When its process is killed; it comes back ``restart_s`` later.
         leaves_at_s: When it ends on purpose; None for never.
+        twins_at_s: When another process of it starts, while the one there is knows nothing of it.
         pauses_at_s: When its process is told to end; another one goes on ``restart_s`` later with what it kept.
         pauses: Times (from when, for how long) at which it does not step, while its process lives.
         outages: Times (from when, for how long) at which nothing passes its link.
@@ -53,6 +54,7 @@ class IslandPlan:
     crashes_at_s: tuple[float, ...] = ()
     restart_s: float = 1.0
     leaves_at_s: float | None = None
+    twins_at_s: tuple[float, ...] = ()
     pauses_at_s: tuple[float, ...] = ()
     pauses: tuple[tuple[float, float], ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
@@ -145,14 +147,17 @@ class SimulationPlan:
     persist_s: tuple[float, float] = (0.001, 0.02)
     persist_failure: float = 0.0
     capture_s: tuple[float, float] = (0.0005, 0.005)
+    job_s: tuple[float, float] = (1e-4, 1e-2)  # of a thread of an island
     brokers: int = 1
     standbys: int = 0  # aggregators besides the first of each shard; with them the config has ``failover``
     faults: tuple[Fault, ...] = ()  # of one broker, one aggregator, or ``redis``; of the kinds above
     cuts: tuple[Cut, ...] = ()  # of single links, by direction
     breaks: tuple[tuple[float, str, int], ...] = ()  # connections that end: when, of which process, to which broker
+    deaf: tuple[tuple[float, str], ...] = ()  # bulk connections that stand, and carry nothing: when, of which process
     clocks: tuple[ClockTrouble, ...] = ()
     crash_points: tuple[CrashPoint, ...] = ()
     restart_s: float = 0.5
+    checkpoints: bool = True  # islands have a disk
     donor_wait_s: float = 0.0  # in which a new process may look for another island's optimizer state; 0: starts fresh
     calm_after_s: float = 1e9
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from aggregator.interface import events as agg
+from aggregator.merge.kernels import warm_up
 from broker.wire import messages as m
 from islands.protocol import events as ie
 from islands.tasks.task import Params, Task
@@ -64,7 +65,6 @@ class Simulation:
         task_of: Island -> what it trains, with parameters of this life alone.
         on_note: Takes every decision; by default they are kept in ``trace``.
         watching: Whether the invariants are checked after every event, or only as versions are made and published.
-        job_s: Least and greatest time of a job of a thread of an island.
 
     Attributes:
         leaders: By shard, the station that led it last.
@@ -78,9 +78,8 @@ class Simulation:
         on_note: OnNote | None = None,
         *,
         watching: bool = True,
-        job_s: tuple[float, float] = (1e-4, 1e-2),
     ) -> None:
-        self.plan, self.task_of, self.job_s = plan, task_of, job_s
+        self.plan, self.task_of = plan, task_of
         self.note = on_note or self._keep
         self.trace: list[tuple[float, str, str, str]] = []
         self.passages = Passages(plan.crash_points)
@@ -91,6 +90,7 @@ class Simulation:
         self.leaders: dict[int, Station] = {}
         self.islands: dict[str, Island] = {}
         self.versions: dict[str, Params] = {}
+        self._found_over = False
         self._lives: dict[str, int] = {}
         self._told: dict[str, Any] = {}  # blocks, by process
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-seed-", dir=ROOT))
@@ -105,6 +105,7 @@ class Simulation:
         self.stations: list[Station] = []
 
     def __enter__(self) -> Self:
+        warm_up()  # else the first run of a process writes files of the compiler in the name of its aggregator
         self.virtual.__enter__()
         self.disks.__enter__()
         plan = self.plan
@@ -150,7 +151,7 @@ class Simulation:
         if len(self.leaders) < self.plan.config.shards:
             return False
         live = [name for name, island in self.islands.items() if island.alive]
-        return bool(live) and all(name in self.versions for name in live)
+        return all(name in self.versions for name in live) and bool(live or self._found_over)
 
     def station(self, name: str) -> Station:
         """Returns the station of that name."""
@@ -165,6 +166,8 @@ class Simulation:
             name = island.island_id
             for at_s in island.crashes_at_s:
                 at(at_s, partial(self.crash_island, name, island.restart_s))
+            for at_s in island.twins_at_s:
+                at(at_s, partial(self._start_twin, island))
             for at_s in island.pauses_at_s:
                 at(at_s, partial(self._ask, name, Island.pause))
             for at_s in island.corrupt_at_s:
@@ -263,6 +266,13 @@ class Simulation:
         island = self.islands[plan.island_id] = Island(self, plan, life)
         island.start()
 
+    def _start_twin(self, plan: IslandPlan) -> None:
+        """Starts another process in the place of one that lives; of two that join at the same time either may stay."""
+        island = self.islands.get(plan.island_id)
+        if island is not None and island.alive and island.core.joined:
+            self.invariants.island_killed(island)
+            self.start_island(plan)
+
     def crash_island(self, name: str, restart_s: float) -> None:
         """Kills an island's process; another one starts later."""
         island = self.islands.get(name)
@@ -270,6 +280,11 @@ class Simulation:
             island.kill()
             self.invariants.island_killed(island)
             self.virtual.after(restart_s, partial(self.start_island, island.plan))
+
+    def found_over(self, island: Island) -> None:
+        """A process of an island came when all was over."""
+        self._found_over = True
+        self.has_ended(island, None, restarts=False)
 
     def has_ended(self, island: Island, params: Params | None, *, restarts: bool) -> None:
         """A process of an island has ended: with the run's last parameters, or before."""
@@ -330,8 +345,7 @@ class Simulation:
     def leads(self, station: Station) -> None:
         """A core is about to lead."""
         self.note(self.now_s, station.address, "leads", {"epoch": station.core.run.epoch})
-        if self.plan.standbys:
-            self.invariants.leading(station)
+        self.invariants.leading(station)
         self.leaders[station.config.shard] = station
 
     def hears(self, station: Station, event: agg.Event) -> None:

@@ -89,7 +89,7 @@ class Station:
         self.persisting: dict[tuple[int, int], agg.Commit] = {}
         self.troubles: list[str] = []
         self.ended: service.Ending | None = None
-        self._kept: dict[int, agg.Commit] | None = None
+        self._kept: tuple[dict[int, agg.Commit], dict[str, Any]] | None = None  # what is on the disk of an ended run
         disk.before, disk.after = self._before_change, self._after_change
         self._name_store()
 
@@ -112,7 +112,7 @@ class Station:
     def commits(self) -> dict[int, agg.Commit]:
         """Returns the newest whole version of each fragment on its disk."""
         if self._kept is not None:
-            return self._kept
+            return self._kept[0]
         found = {}
         for p in fragment_ids(self.disk.path):
             for version in versions(self.disk.path, p):
@@ -125,7 +125,7 @@ class Station:
 
     def record(self) -> dict[str, Any]:
         """Returns the run record on its disk; empty if there is none."""
-        return read_run(self.disk.path) or {}
+        return self._kept[1] if self._kept is not None else read_run(self.disk.path) or {}
 
     def lease(self) -> LeaseView:
         """Returns what Redis has of the lease of its shard."""
@@ -179,7 +179,7 @@ class Station:
     def bury(self) -> None:
         """Closes what a dead process had open, and remembers its disk, which goes with the run."""
         self.disk.close_files()
-        self._kept = self.commits()
+        self._kept = self.commits(), self.record()
 
     # --- its disk -------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,9 @@ from ops.virtual.zeromq.network import Link, Network
 from ops.virtual.zeromq.sockets import Context
 
 REDIS_ADDRESS = ("redis", 6379)
-REDIS_URL, PORT = f"redis://{REDIS_ADDRESS[0]}:{REDIS_ADDRESS[1]}", 7700
+REDIS_URL = f"redis://{REDIS_ADDRESS[0]}:{REDIS_ADDRESS[1]}"
+#: Of a broker, for control; the next one is for bulk.
+PORT = 7700
 
 
 def address_of(broker: int) -> str:
@@ -54,6 +56,8 @@ class Wires:
             if cut.link.broker != REDIS and cut.link.process in self.hosts:  # some plans cut an island that is none
                 up, down = (cut.stops(way, cut.at_s) for way in ("up", "down"))
                 self._cut_at(cut.at_s, cut.link.process, cut.link.broker, cut.for_s, up=up, down=down)
+        for at_s, name in plan.deaf:
+            virtual.at(at_s, lambda host=self.hosts[name]: self.sockets.deafen(host, PORT + 1))
         for at_s, name, place in plan.breaks:
             if name in self.hosts:
                 virtual.at(at_s, lambda ends=(self.hosts[name], _host(place)): self.sockets.break_all(*ends))

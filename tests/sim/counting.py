@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.store.layout import read_newest
+from broker.wire.messages import Reason
 from islands.tasks.task import Task
 from ops.virtual.island import Island
 from ops.virtual.plan import SimulationPlan
@@ -91,6 +92,32 @@ def check_final_parameters(simulation: Simulation) -> None:
     for name, params in simulation.versions.items():
         for tensor, value in params.items():
             assert np.array_equal(value, store[tensor]), f"{name} ends with another {tensor}"
+
+
+#: What tells a sound island from a rogue.
+ACCUSATIONS = (
+    Reason.NOT_FINITE,
+    Reason.OUTLIER,
+    Reason.QUARANTINED,
+    Reason.IMPLAUSIBLE,
+    Reason.WRONG_SHAPE,
+    Reason.UNKNOWN_FRAGMENT,
+)
+
+
+def check_the_honest(simulation: Simulation) -> None:
+    """No honest island whose memory is sound was ever accused of anything."""
+    sound = {
+        plan.island_id
+        for plan in simulation.plan.islands
+        if plan.manner is None and not plan.corrupt_at_s and not plan.spoilt_at_s
+    }
+    for member in Reading(simulation.aggregator.core).members.values():
+        if member.island_id in sound:
+            accused = {reason: n for reason, n in member.refusals.items() if reason in ACCUSATIONS}
+            assert not accused, f"{member.island_id}: {accused}"
+    kept_out = {fields["island"] for _, fields in told(simulation, "island.quarantined")}
+    assert not kept_out & sound
 
 
 # --- what a run reports -----------------------------------------------------------------------------------------------

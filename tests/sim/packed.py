@@ -1,4 +1,4 @@
-"""Small runs with many troubles in a few seconds: a seed costs a tenth of what one of :mod:`tests.sim.faults` does.
+"""Small runs with many troubles in a few seconds.
 
 Steps are slow and waits are short here, so that a dozen rounds, several failures and their repair fit into about two
 thousand events. What only shows after minutes, or in a larger fleet, is left to the long plans.
@@ -6,11 +6,14 @@ thousand events. What only shows after minutes, or in a larger fleet, is left to
 
 from __future__ import annotations
 
+import logging
 import random
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.interface.config import AggregatorConfig
+from broker.wire.fragments import shard_of
 from ops.faults.kinds import MISBEHAVIORS, Fault
 from ops.virtual.plan import (
     AGGREGATOR_FAULTS,
@@ -29,7 +32,8 @@ from ops.virtual.plan import (
     station_names,
 )
 from ops.virtual.queue import ClockTrouble
-from tests.sim.counting import TOKENS
+from ops.virtual.simulation import Simulation
+from tests.sim.counting import LIMIT_S, TOKENS, check_the_honest, run, simulation_of
 from tests.sim.faults import data_ahead_s, max_staleness_s
 
 #: Most that a process says or writes in one small run: numbers of crash points are drawn up to these, small ones first.
@@ -213,6 +217,10 @@ def _bad_links(draw: _Draw) -> SimulationPlan:
     return replace(draw.plan, breaks=(*draw.plan.breaks, *breaks))
 
 
+def _slow_threads(draw: _Draw) -> SimulationPlan:
+    return replace(draw.plan, job_s=draw.rng.choice([(1e-3, 0.1), (1e-3, 0.5)]))
+
+
 def _memory_fails(draw: _Draw) -> SimulationPlan:
     at_s = (draw.rng.uniform(0.5, 4.0),)
     return draw.with_island(corrupt_at_s=at_s) if draw.rng.random() < 0.5 else draw.with_island(spoilt_at_s=at_s)
@@ -220,6 +228,10 @@ def _memory_fails(draw: _Draw) -> SimulationPlan:
 
 def _island_dies(draw: _Draw) -> SimulationPlan:
     return draw.with_island(crashes_at_s=(draw.moment_s(),), restart_s=draw.rng.choice([0.1, 1.0, 3.0]))
+
+
+def _island_has_a_twin(draw: _Draw) -> SimulationPlan:
+    return draw.with_island(twins_at_s=(draw.moment_s(),), restart_s=draw.rng.choice([0.1, 1.0]))
 
 
 def _island_is_away(draw: _Draw) -> SimulationPlan:
@@ -321,7 +333,9 @@ def _wrong_clock(draw: _Draw) -> SimulationPlan:
 TROUBLES: tuple[Callable[[_Draw], SimulationPlan], ...] = (
     _bad_links,
     _memory_fails,
+    _slow_threads,
     _island_dies,
+    _island_has_a_twin,
     _island_is_away,
     _island_comes_or_goes,
     _rogue,
@@ -338,3 +352,44 @@ TROUBLES: tuple[Callable[[_Draw], SimulationPlan], ...] = (
     _wrong_clock,
     _wrong_clock,
 )
+
+
+# --- seeds --------------------------------------------------------------------------------------------------------
+
+
+def check(seed: int) -> Simulation:
+    """Runs a seed to its end; what fails names it."""
+    try:
+        simulation = run(packed_plan(seed))
+        check_the_honest(simulation)
+        check_that_shards_agree(simulation)
+    except AssertionError as err:
+        raise AssertionError(f"seed {seed}: {err}") from err
+    return simulation
+
+
+def check_that_shards_agree(simulation: Simulation) -> None:
+    """Every shard has the same lives, from the same step on, and the same data; and its own fragments alone."""
+    cores = [simulation.leaders[n].core.run for n in range(simulation.plan.config.shards)]
+    lives = [{m.island_id: (m.incarnation, m.start, m.begun) for m in core.members} for core in cores]
+    assert all(each == lives[0] for each in lives), lives
+    assert all(core.data.tenures() == cores[0].data.tenures() for core in cores)
+    assert all({shard_of(p, len(cores)) for p in core.fragments} == {n} for n, core in enumerate(cores))
+
+
+def story(seed: int) -> str:
+    """Returns every turn of every process, and every decision, of a seed."""
+    turns: list[str] = []
+    with simulation_of(packed_plan(seed)) as simulation:
+        simulation.virtual.on_turn = lambda *turn: turns.append(str(turn))
+        simulation.run(LIMIT_S)
+        return "\n".join([*turns, *map(str, simulation.trace)])
+
+
+if __name__ == "__main__":
+    logging.disable()
+    if sys.argv[1] == "--story":
+        print(story(int(sys.argv[2])))
+    else:
+        for number in range(int(sys.argv[1]), int(sys.argv[-1]) + 1):
+            check(number)

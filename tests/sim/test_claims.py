@@ -9,38 +9,12 @@ import pytest
 
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.simulation import Simulation
-from ops.virtual.work import Counting, CountingIsland
-from tests.sim.test_simulation import LIMIT_S, finish, steady, told, with_one
+from tests.sim.counting import LIMIT_S, TOKENS, finish, told, with_one
+from tests.sim.counting import task as counting
+from tests.sim.fleets import steady
 
 LIAR = "island-3"
-TOKENS = 100
-
-
-@dataclass(slots=True)
-class Boasting(CountingIsland):
-    """An island that declares ``tokens_per_step``, and claims ``grows`` times more with each step."""
-
-    grows: float = 1.0
-
-    def train(self, own_tokens: int) -> None:
-        """Claims more from step to step."""
-        CountingIsland.train(self, own_tokens)
-        if self.grows > 1.0:
-            self.tokens_per_step = int(TOKENS * min(1000.0, self.grows**self.optimizer_steps))
-
-
-@dataclass(frozen=True, slots=True)
-class Boasts(Counting):
-    """The work of a fleet with one island that claims other tokens per step."""
-
-    declares: int
-    grows: float
-
-    def island(self, island_id: str, life: int) -> CountingIsland:
-        """Returns the work of an island."""
-        if island_id != LIAR:
-            return CountingIsland(f"{island_id}/{life}", self.tensors, self.tokens_per_step)
-        return Boasting(f"{island_id}/{life}", self.tensors, self.declares, grows=self.grows)
+TOTAL = 160_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +26,19 @@ class Hurried(IslandPlan):
 
     def stepped_at_s(self, now_s: float, step_s: float) -> float:
         """Returns when it claims to have run a step."""
-        return now_s + step_s / min(100.0, self.times * self.grows**now_s)
+        return now_s + step_s / min(20.0, self.times * self.grows**now_s)
 
 
-def run(
-    plan: SimulationPlan, *, declares: int = TOKENS, grows: float = 1.0, trusted: dict[str, int] | None = None
-) -> Simulation:
-    plan = replace(plan, config=replace(plan.config, trusted_tokens=trusted))
-    simulation = Simulation(plan, Boasts(plan.model(), TOKENS, declares, grows))
-    if declares > TOKENS:  # the data are cut by the tokens of a batch, and the invariants know one size of batch
-        batches = simulation.invariants._merged_data
-        batches.merge = lambda *_: ""
-        assert simulation.run(LIMIT_S)
-        return simulation
-    return finish(simulation)
+def run(plan: SimulationPlan, *, declares: int = TOKENS) -> Simulation:
+    """Runs a plan whose last island declares that a batch has so many tokens."""
+    task = counting(4)
+    with Simulation(plan, lambda each: replace(task, tokens_per_step=declares) if each.name == LIAR else task) as made:
+        if declares == TOKENS:
+            return finish(made)
+        # The data are cut by the tokens of a batch, and the invariants know one size of batch.
+        made.invariants._merged_data.merge = lambda *_: ""  # type: ignore[method-assign]
+        assert made.run(LIMIT_S)
+    return made
 
 
 def hurried(plan: SimulationPlan, times: float, grows: float = 1.0) -> SimulationPlan:
@@ -85,11 +58,11 @@ def liars_share(simulation: Simulation) -> float:
         weights = {each["island"]: each["token_weight"] for each in said["contributions"]}
         if len(weights) == 4:
             shares.append(weights[LIAR] / sum(weights.values()))
-    assert len(shares) > 20
+    assert len(shares) > 10
     return fmean(shares[len(shares) // 2 :])
 
 
-PLAN = steady(total_tokens=400_000)
+PLAN = steady(total_tokens=TOTAL, fragments=2, sync_interval=12)
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +78,14 @@ def truth() -> int:
 CLAIMS = {
     "four times the tokens": lambda: run(PLAN, declares=4 * TOKENS),
     "a thousand times the tokens": lambda: run(PLAN, declares=1000 * TOKENS),
-    "more and more tokens": lambda: run(PLAN, declares=0, grows=1.05),
     "four times the steps": lambda: run(hurried(PLAN, 4.0)),
-    "more and more steps": lambda: run(hurried(PLAN, 1.0, 1.05)),
+    "more and more steps": lambda: run(hurried(PLAN, 1.0, 1.1)),
     "four times the steps, and their time": lambda: run(
-        with_one(steady(total_tokens=400_000, pace_spread=2.0), 3, step_time_s=0.05 / 4)
+        with_one(
+            replace(PLAN, config=replace(PLAN.config, pace_spread=2.0)),
+            3,
+            step_time_s=0.05 / 4,
+        )
     ),
 }
 
@@ -121,9 +97,9 @@ def test_no_claim_ends_a_run_early(claim: str, truth: int) -> None:
     doubted = told(simulation, "island.doubted")
     assert {said["island"] for _, said in doubted} == {LIAR}
     honest = honest_tokens(simulation)
-    assert honest >= 0.98 * truth
-    assert honest <= 1.01 * truth
+    assert honest >= 0.96 * truth
+    assert honest <= 1.03 * truth
     for island in simulation.islands.values():  # the schedule of an honest one is where the run is, and no further
-        if island.plan.island_id != LIAR:
-            assert island.core.schedule.at(island.tokens) <= 1.02 * PLAN.config.total_tokens
+        if island.name != LIAR:
+            assert island.core.schedule.at(island.tokens) <= 1.05 * TOTAL
     assert liars_share(simulation) <= 0.5 + 1e-9

@@ -9,10 +9,9 @@ from __future__ import annotations
 import pytest
 
 from aggregator.interface.config import AggregatorConfig
-from ops.virtual.plan import IslandPlan, SimulationPlan
-from ops.virtual.queue import LinkModel
+from ops.virtual.plan import IslandPlan, LinkModel, SimulationPlan
 from ops.virtual.simulation import Simulation
-from tests.sim.test_simulation import run, tokens, told, with_one
+from tests.sim.counting import run, tokens, told, with_one
 
 TOKENS = 100  # in a batch
 
@@ -25,7 +24,7 @@ def fleet(*step_times_s: float, batches: int, **settings: object) -> SimulationP
     common = {"islands": len(islands), "total_tokens": batches * TOKENS, "data_ahead_s": 1.0, "share_takeover_s": 3.0}
     config = AggregatorConfig(**common, dead_after_s=2.0, suspect_after_s=1.0, **settings)  # type: ignore[arg-type]
     link = LinkModel(delay_s=(0.001, 0.02))
-    return SimulationPlan(seed=1, islands=islands, config=config, link=link, tokens_per_step=TOKENS)
+    return SimulationPlan(seed=1, islands=islands, config=config, link=link)
 
 
 def merged(simulation: Simulation) -> dict[str, list[tuple[int, int]]]:
@@ -53,8 +52,8 @@ def test_an_island_that_is_four_times_slower_is_given_a_quarter_of_the_data_and_
     most = 8 * 4
     assert len(simulation.invariants.dealing.blocks) > 3 * most
     assert simulation.invariants.dealing.most_given <= most
-    assert len((simulation.disk.record or {})["shares"]["given"]) <= most
-    assert all(len(commit.ledger["data"]) <= most for commit in simulation.disk.commits.values())
+    assert len(simulation.aggregator.record()["shares"]["given"]) <= most
+    assert all(len(commit.ledger["data"]) <= most for commit in simulation.aggregator.commits().values())
 
 
 def test_an_island_that_is_added_in_mid_run_is_given_what_nobody_had() -> None:

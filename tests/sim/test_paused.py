@@ -10,9 +10,10 @@ import pytest
 from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading
+from tests.sim.counting import run, tokens, with_one
 from tests.sim.faults import kills
+from tests.sim.fleets import steady
 from tests.sim.packed import packed_plan
-from tests.sim.test_simulation import run, steady, tokens, with_one
 
 #: Within which a packed run with pauses ends.
 LIMIT_S = 300.0

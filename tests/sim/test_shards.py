@@ -13,7 +13,8 @@ from broker.wire.fragments import shard_of
 from ops.faults.kinds import Fault, FaultKind
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading
-from tests.sim.test_simulation import run, steady, told, with_one
+from tests.sim.counting import run, told, with_one
+from tests.sim.fleets import steady
 
 
 def versions_made(simulation: Simulation, shard: int, from_s: float, to_s: float) -> int:
@@ -42,7 +43,7 @@ def test_while_a_shard_is_frozen_islands_step_on_and_the_other_fragments_are_mer
     simulation = run(replace(steady(shards=2), faults=(frozen,)))
     assert versions_made(simulation, 1, 6.1, 11.0) == 0
     assert versions_made(simulation, 0, 6.1, 11.0) >= 6
-    assert simulation.queue.now_s < 23.0, "nobody waited for it: it takes 21 s in a calm fleet"
+    assert simulation.now_s < 23.0, "nobody waited for it: it takes 21 s in a calm fleet"
     assert least_merged(simulation) > 0.9
 
 
@@ -58,7 +59,7 @@ def test_an_island_that_joins_while_a_shard_is_away_is_let_in_when_that_is_back(
 def test_a_shard_whose_leader_dies_goes_on_with_its_standby_and_the_others_with_their_leaders() -> None:
     dead = Fault(kind=FaultKind.KILL, targets=("aggregator-1",), at_s=6.0, for_s=30.0)
     simulation = run(replace(steady(shards=2, failover=True, lease_s=1.0), standbys=1, faults=(dead,)))
-    assert [simulation.leaders[n].station.name for n in (0, 1)] == ["aggregator", "aggregator-1-standby-1"]
+    assert [simulation.leaders[n].name for n in (0, 1)] == ["aggregator", "aggregator-1-standby-1"]
     assert [Reading(simulation.leaders[n].core).epoch for n in (0, 1)] == [1, 2]
     assert versions_made(simulation, 1, 6.0, 10.0) >= 1
     assert least_merged(simulation) > 0.9

@@ -69,6 +69,7 @@ class End(Inlet):
         self.received_bytes = 0
         #: It stands; the server has taken it; the client knows; the handshake is done.
         self.alive, self.met, self.connected, self.shaken = True, False, False, False
+        self.deaf = False  # what arrives is swallowed
         self._finishing = self._woken = False
         self._unread: deque[tuple[list[Frame], int] | None] = deque()  # None for the end
         self._under_way_bytes = 0
@@ -106,11 +107,11 @@ class End(Inlet):
 
     def arrived(self, frames: list[Frame], nbytes: int) -> None:
         """A message has come over the stream."""
-        if self.alive:
+        if not self.alive:
+            self.stream.send(CONTROL_BYTES, self.peer.ended)
+        elif not self.deaf:
             self._unread.append((frames, nbytes))
             self._take()
-        else:
-            self.stream.send(CONTROL_BYTES, self.peer.ended)
 
     def _take(self) -> None:
         """Reads from the stream while the socket's pipe has room."""

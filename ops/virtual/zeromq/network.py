@@ -159,6 +159,13 @@ class Network:
                 for end in ends:
                     end.lose()
 
+    def deafen(self, host: str, port: int) -> None:
+        """Lets the connections of a host to a port stand, and carry nothing any more, as damaged bytes do."""
+        for ends in tuple(self.connections.values()):
+            if ends[0].host == host and ends[1].port == port:
+                for end in ends:
+                    end.deaf = True
+
     # --- descriptors ---
 
     def descriptor(self, end: End) -> int:
