@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from aggregator.interface import events as agg
-from aggregator.merge.kernels import warm_up
+from aggregator.merge.passes import warm_up
 from broker.wire import messages as m
 from islands.protocol import events as ie
 from islands.tasks.task import Params, Task

@@ -69,10 +69,11 @@ class Wires:
     def become(self, name: str, model: LinkModel) -> None:
         """Gives the links of a machine the delay and the rate of a model, in both directions."""
         for place in range(self.plan.brokers):
-            for link in self._links(name, place):
+            for link in self.links(name, place):
                 link.delay_s, link.bytes_per_s = model.delay_s, model.bytes_per_s
 
-    def _links(self, name: str, broker: int) -> tuple[Link, Link]:
+    def links(self, name: str, broker: int) -> tuple[Link, Link]:
+        """Returns the links from a machine to a broker, and back."""
         ends = self.hosts[name], _host(broker)
         return self.sockets.link(*ends), self.sockets.link(*ends[::-1])
 
