@@ -247,7 +247,7 @@ class Rotation:
 
     def _write_packed(self, plain: Path, new: Path) -> None:
         with plain.open("rb") as read, new.open("wb") as written:
-            with gzip.GzipFile(plain.name, "wb", fileobj=written) as packing:
+            with gzip.GzipFile(plain.name, "wb", fileobj=written, mtime=clocks.wall()) as packing:
                 while (chunk := read.read(_CHUNK_BYTES)) and not self._is_over():
                     packing.write(chunk)
             written.flush()
