@@ -28,9 +28,6 @@ def items(of: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         recorded.setdefault(line.partition(" ")[0], []).append(line)
     for kind, lines in sorted(recorded.items()):
         yield f"frames of {kind}", partial(_frames, lines)
-    for path in sorted((of / "traces").glob("*"), key=lambda path: int(path.name.partition(".")[0])):
-        seed = path.name.partition(".")[0]
-        yield f"trace {seed}", partial(_trace, path, int(seed))
     if (of / "help").exists():
         now, was = making.helps(), {path.name.partition(".")[0]: _text(path) for path in (of / "help").iterdir()}
         for name in sorted(now.keys() | was.keys()):
@@ -85,10 +82,6 @@ def _frames(lines: Sequence[str]) -> str:
 
 def _text(path: Path) -> str:
     return gzip.decompress(path.read_bytes()).decode()
-
-
-def _trace(path: Path, seed: int) -> str:
-    return _first_difference(_text(path), making.trace(seed))
 
 
 def _diff(was: str, now: str) -> str:

@@ -3,15 +3,14 @@
 A set is a folder::
 
     expected.json            the outcome of each replay, digests of the store's and the checkpoint's values
-    tapes/NAME.tar.xz        the directory of one run: tapes, payloads and, where nobody stands by, stores
+    tapes/NAME.tar.xz        the directory of one run: tapes, payloads and stores
     store.tar.xz             an aggregator's store
     island-0.checkpoint      an island's checkpoint
     frames.txt               messages as they travel: kind, then each frame in hex
-    traces/SEED.txt.gz       the story of a packed seed: every decision, and every message as it is sent
-    help/COMMAND.txt         what --help-all prints
+    help/COMMAND.txt.gz      what --help-all prints
 
-The small set, which the repository keeps, has no traces and no help. No file has a time of day, and the same tree makes
-the same files again.
+The small set, which the repository keeps, has no help. No file has a time of day, and the same tree makes the same
+files again.
 """
 
 from __future__ import annotations
@@ -42,23 +41,17 @@ from broker.wire.messages import KINDS, Envelope, kind_of
 from islands.session import checkpoint
 from islands.session.training_state import Position, Snapshot
 from ops import cli
-from ops.virtual.simulation import Simulation
 from tests.envelopes import envelope, values
-from tests.frozen.taped_runs import RUNS, SMALL, ListeningNetwork, initial, record, step
-from tests.sim.faults import data_ahead_s
-from tests.sim.packed import packed_plan
-from tests.sim.test_packed import LIMIT_S
+from tests.frozen.taped_runs import RUNS, SMALL, initial, record, step
 from tests.unit.broker_wire.test_protocol_document import EXAMPLES
 
-#: The first packed seeds whose data go out in blocks: shares for a whole run will go.
-SEEDS = [seed for seed in range(100) if data_ahead_s(seed) > 0][:50]
 #: Messages of each kind: from runs, and drawn ones. Longest line with one: what is looked at is the form of a message.
 SPOKEN, DRAWN, LONGEST = 3, 2, 4000
 CHECKPOINT = "island-0.checkpoint"
 
 
 def make(to: Path, *, small: bool) -> None:
-    """Writes a set into a new folder; a small one has the smaller runs alone, no traces and no help."""
+    """Writes a set into a new folder; a small one has the smaller runs alone, and no help."""
     (to / "tapes").mkdir(parents=True)
     frames, expected = Frames(), {"tapes": {}}
     with tempfile.TemporaryDirectory(prefix="frozen-") as made:
@@ -77,11 +70,9 @@ def make(to: Path, *, small: bool) -> None:
     (to / "frames.txt").write_text("\n".join([*frames.lines(), ""]), encoding="utf-8")
     (to / "expected.json").write_text(in_lines(expected), encoding="utf-8")
     if not small:
-        print(f"{len(SEEDS)} traces, and the help", flush=True)
-        for name, files in {"traces": {seed: trace(seed) for seed in SEEDS}, "help": helps()}.items():
-            (to / name).mkdir()
-            for each, text in files.items():
-                (to / name / f"{each}.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+        (to / "help").mkdir()
+        for name, text in helps().items():
+            (to / "help" / f"{name}.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def in_lines(value: Any) -> str:
@@ -172,12 +163,12 @@ class Frames:
         self._lines = [f"{json.loads(written)['kind']} {' '.join(frames.split())}" for written, frames in EXAMPLES]
         self._counts: Counter[str] = Counter()
 
-    def said(self, process: Any, to: str, message: m.Message, sequence: int) -> None:
-        """Takes one message of a run, unless there are enough of its kind, or its payload is no bytes there."""
-        kind = kind_of(message)
-        if self._counts[kind] < SPOKEN and isinstance(getattr(message, "payload", ()), tuple):
+    def said(self, sent: Envelope) -> None:
+        """Takes one message of a run, unless there are enough of its kind."""
+        kind = kind_of(sent.message)
+        if self._counts[kind] < SPOKEN:
             self._counts[kind] += 1
-            self._lines.append(frame_line(envelope(message, sender=process.name, sequence=sequence, to=to)))
+            self._lines.append(frame_line(sent))
 
     def lines(self) -> list[str]:
         """Returns a line for each message."""
@@ -203,23 +194,7 @@ def _drawn(kind: str) -> list[str]:
     return sorted((line for line in lines if len(line) < LONGEST), key=lambda line: (len(line), line))[-DRAWN:]
 
 
-# --- stories and help ---------------------------------------------------------------------------------------------
-
-
-class ToldSimulation(Simulation):
-    """A run whose trace has what processes say, too."""
-
-    def said(self, process: Any, to: str, message: m.Message, sequence: int) -> None:
-        """Notes a message."""
-        self.note(self.queue.now_s, process.address, f"says {kind_of(message)}", {"to": to, "sequence": sequence})
-
-
-def trace(seed: int) -> str:
-    """Returns the story of a packed seed, one decision or message in a line."""
-    simulation = ToldSimulation(packed_plan(seed), network=ListeningNetwork)
-    ended = simulation.run(LIMIT_S)
-    lines = [f"{at_s:.6f} {who} {name} {fields}" for at_s, who, name, fields in simulation.trace]
-    return "\n".join([*lines, f"ended {ended} after {simulation.queue.now_s:.6f} s", ""])
+# --- help ---------------------------------------------------------------------------------------------------------
 
 
 def helps() -> dict[str, str]:

@@ -1,13 +1,13 @@
 """Small runs in virtual time with real numbers, which leave what a run directory holds: tapes, payloads, stores.
 
-Islands follow a quadratic in numpy, so that a run needs no JAX and takes a second. Whatever touches a pseudo-gradient
-or a version is production code. The same run gives the same files.
+Islands follow a quadratic in numpy, so that a run needs no JAX and takes seconds. The same run gives the same files.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,32 +15,23 @@ from unittest.mock import patch
 
 import numpy as np
 
-from aggregator.interface import events as agg
-from aggregator.merge import versions
-from aggregator.merge.fragment_state import FragmentState
-from aggregator.merge.outer_step import make_outer_step
+from aggregator.interface.config import AggregatorConfig
+from aggregator.process import leader
 from aggregator.rules.recipes import ADAMW, MUON
-from aggregator.store.recording import Recorder
-from aggregator.store.store import Store
-from aggregator.store.tape import Tape, event_line, note_line, start_line
+from aggregator.store.tape import start_line
+from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m
-from broker.wire.tensors import fragment_digest
 from islands.tasks.task import Task
 from ops.faults.kinds import Fault, FaultKind
-from ops.lab.training import Rule, Training, TrainingAggregator, TrainingIsland
-from ops.virtual import failover
-from ops.virtual.aggregator import SimAggregator
-from ops.virtual.network import Network
-from ops.virtual.plan import SimulationPlan
-from ops.virtual.queue import LinkModel
+from ops.virtual.plan import LinkModel
 from ops.virtual.simulation import Simulation
-from ops.virtual.world import Disk
-from tests.sim.packed import TOKENS_PER_STEP, short_plan
-from tests.sim.test_packed import LIMIT_S
+from tests.sim.counting import LIMIT_S, TOKENS, finish
+from tests.sim.packed import short_plan
 
 Params = dict[str, np.ndarray]
 
-
+#: What a life leaves beside tape, payloads and store.
+LEFT = shutil.ignore_patterns("lock", "name", "*.attic")
 # --- what is trained ----------------------------------------------------------------------------------------------
 
 
@@ -73,117 +64,11 @@ def _task(row: int, target: float) -> Task:
         train=lambda params, momentum, batch, schedule: (*step(params, momentum, batch, target), 1.0),
         data=batches,
         evaluate=lambda params: 1.0,
-        tokens_per_step=TOKENS_PER_STEP,
+        tokens_per_step=TOKENS,
         fresh_optimizer=lambda params: {name: np.zeros_like(value) for name, value in params.items()},
         kinds={"rows": "rda", "bias": "mean"},
         unit_axes={"rows": 1},
     )
-
-
-class RecordedTraining(Training):
-    """Makes the work of each process; the data of islands may lead to different targets."""
-
-    def __init__(self, row: int, targets: tuple[float, ...], rule: tuple[float, float]) -> None:
-        island_rule = Rule(feedback=True, seed=0, fleet_tokens=TOKENS_PER_STEP, total_tokens=1 << 20)
-        super().__init__(_task(row, 0.0), island_rule, make_outer_step(*rule))
-        self.known: dict[tuple[int, str], FragmentState] = {}  # every version, by fragment and digest
-        self._tasks = [_task(row, target) for target in targets]
-
-    def island(self, island_id: str, life: int) -> TrainingIsland:
-        return TrainingIsland(self._tasks[int(island_id[-1]) % len(self._tasks)], self._rule)
-
-    def aggregator(self) -> TrainingAggregator:
-        return RecordedWork({}, self._outer_step)
-
-
-class RecordedWork(TrainingAggregator):
-    """Merges as the laboratory does, but from what is on the disk of its process, and keeps payloads and versions."""
-
-    def attach(self, known: dict[tuple[int, str], FragmentState], disk: Disk, recorder: Recorder, store: Any) -> None:
-        self.known, self.disk, self.recorder, self.store = known, disk, recorder, store
-
-    def merge(self, action: agg.Merge) -> str:
-        p, commit = action.fragment_id, self.disk.commits[action.fragment_id]
-        before = self.known[p, commit.digest]._replace(version=commit.fragment_version)
-        made, merged = versions.merge(self._tensors(p), action, before, self._outer_step)
-        self.recorder.record(action, before, merged, made.state)
-        self._pending[p] = made
-        return made.digest
-
-    def persist(self, commit: agg.Commit) -> None:
-        state = self._pending[commit.fragment_id].state
-        assert fragment_digest(state.params) == commit.digest
-        self.known[commit.fragment_id, commit.digest] = state
-        if self.store is not None:
-            self.store.commit(commit, state)
-
-    def payload(self, fragment_id: int, digest: str) -> m.Payload:
-        return versions.payload_of(self._tensors(fragment_id), self.known[fragment_id, digest])
-
-
-# --- what is kept -------------------------------------------------------------------------------------------------
-
-
-class TapedAggregator(SimAggregator):
-    """Leads as any other, with a tape; where nobody stands by, it has a store on a real disk, too."""
-
-    def __init__(self, simulation: RecordedSimulation, station: Any, life: int, epoch: int | None) -> None:
-        disk = station.disk = simulation.disks.setdefault(station.name, station.disk)
-        self.tape, self.recorder, self.store = simulation.files_of(station.name)
-        founding, now_s = station.founding, simulation.clock(station.name).now_s
-        self.tape.write(
-            start_line(station.config, now_s, disk.record, disk.commits, epoch=epoch or 1, founding=founding)
-        )
-        super().__init__(simulation, station, life, epoch)
-        self.work.attach(simulation.works.known, disk, self.recorder, self.store)
-
-    def feed(self, event: agg.Event) -> None:
-        self.tape.write(event_line(event, self.clock.now_s))
-        super().feed(event)
-
-    def perform(self, actions: list[agg.Action]) -> None:
-        for action in actions:
-            if isinstance(action, agg.Note):
-                self.tape.write(note_line(action, self.clock.now_s))
-        self.tape.flush()
-        super().perform(actions)
-
-    def save_run(self, action: agg.SaveRun) -> None:
-        super().save_run(action)
-        if self.store is not None and self.disk.record == action.record:
-            self.store.save_run(action.record)
-
-
-class ListeningNetwork(Network):
-    """Tells ``simulation.said`` of every message that a process sends."""
-
-    def to_broker(self, process: Any, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
-        self._simulation.said(process, to, message, sequence)
-        super().to_broker(process, to, message, sequence, broker)
-
-
-class RecordedSimulation(Simulation):
-    """A run whose files are in ``folder``, and which goes on from the disks of an ``earlier`` one."""
-
-    def __init__(self, plan: SimulationPlan, works: RecordedTraining, folder: Path, said: Any, earlier: Any) -> None:
-        self.folder, self.said, self.open = folder, said, ExitStack()
-        self.disks: dict[str, Disk] = earlier.disks if earlier else {}
-        self._files: dict[str, tuple[Tape, Recorder, Store | None]] = {}
-        super().__init__(plan, works, network=ListeningNetwork)
-        if earlier:
-            self._lives, self.invariants = earlier._lives, earlier.invariants
-
-    def files_of(self, station: str) -> tuple[Tape, Recorder, Store | None]:
-        """Returns tape, recorder and store of an aggregator, which all of its lives write to."""
-        if station not in self._files:
-            home, store = self.folder / station.removeprefix(m.AGGREGATOR).removeprefix("-"), None
-            tape = Tape(home / "events.jsonl", round(1e6 * self.plan.config.tape_segment_mb))
-            self.open.callback(tape.close)
-            if not self.plan.standbys:
-                store = self.open.enter_context(Store.open(home / "store"))
-                store.load()
-            self._files[station] = tape, Recorder(home / "events.payloads"), store
-        return self._files[station]
 
 
 # --- the runs -----------------------------------------------------------------------------------------------------
@@ -215,8 +100,8 @@ RUNS: dict[str, dict[str, Any]] = {
         "islands": [{"crashes_at_s": (3.0,)}, {"pauses_at_s": (4.0,)}, {"outages": ((2.0, 2.5),)}],
         "steps": 200,
         "plan": {
-            "link": LinkModel(delay_s=(0.001, 0.05), loss=0.05, duplication=0.2),
-            "persist_failure": 0.2,
+            "link": LinkModel(delay_s=(0.001, 0.05)),
+            "breaks": ((1.5, "aggregator", 0), (3.5, "island-1", 0)),
             "faults": (_kill("aggregator", 2.5), _kill("aggregator", 5.0)),
             "donor_wait_s": 1.0,
         },
@@ -238,7 +123,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def record(
     folder: Path,
-    said: Callable[..., None],
+    said: Callable[[m.Envelope], None],
     *,
     islands: list[dict[str, Any]] | None = None,
     steps: int = 90,
@@ -252,31 +137,63 @@ def record(
 
     Args:
         folder: Its directory.
-        said: Gets process, addressee, message and sequence number of all that is said.
+        said: Gets all that is sent.
         islands: Of each what differs from an island of a short plan; None: two.
         steps: Of all islands together, until the run ends.
-        more_steps: Those of the same run when it is resumed; 0: it is not.
+        more_steps: Those of the same run when it is resumed, which has one aggregator then; 0: it is not.
         targets: Of the islands' data, in turn.
         row: See :func:`initial`.
         plan: What else differs from a short plan.
         config: What differs from its settings.
     """
-    base, simulation, islands = short_plan(), None, islands or [{}] * 2
+    base, islands = short_plan(), islands or [{}] * 2
     usual = {"failover": False, "fragments": 2, "sync_interval": 4, "held_bytes": 1 << 30, "record_payloads": True}
-    settled = replace(base.config, islands=len(islands), **(usual | config))
+    usual |= {"islands": len(islands), "memory_bytes": 1 << 30, "tape": Path("events.jsonl")}
+    settled = replace(base.config, **(usual | config))
     fleet = tuple(
         replace(base.islands[0], **({"island_id": f"island-{i}", "step_time_s": 0.1 + 0.05 * i} | each))
         for i, each in enumerate(islands)
     )
-    outer = _outer(ADAMW) | config
-    works = RecordedTraining(row, targets, (outer["outer_learning_rate"], outer["outer_momentum"]))
+    tasks = [_task(row, target) for target in targets]
+    invariants = None
     for total in [steps, steps + more_steps][: 1 + bool(more_steps)]:
-        told = replace(settled, total_tokens=total * TOKENS_PER_STEP)
-        made = replace(base, **({"islands": fleet, "config": told, "standbys": 0, "calm_after_s": 8.0} | (plan or {})))
-        # Segments have the time in their first line, and where they are compressed.
-        with patch.object(failover, "SimAggregator", TapedAggregator), patch("time.time", return_value=1e9):
-            simulation = RecordedSimulation(made, works, folder, said, simulation)
-            with simulation.open:
-                assert simulation.run(LIMIT_S), f"{folder.name} has not ended"
-    for lock in folder.rglob("lock"):
-        lock.unlink()
+        told = replace(settled, total_tokens=total * TOKENS)
+        usually = {"seed": total, "islands": fleet, "config": told, "standbys": 0, "calm_after_s": 8.0}
+        made = replace(base, **(usually | (plan or {})))
+        with _heard(said), Simulation(made, lambda island: tasks[int(island.name[-1]) % len(tasks)]) as simulation:
+            if invariants is not None:
+                shutil.copytree(folder, simulation.stations[0].run_dir, dirs_exist_ok=True)
+                shutil.rmtree(folder)
+                simulation.invariants = invariants
+            invariants = finish(simulation).invariants
+            keep(simulation, folder)
+
+
+def keep(simulation: Simulation, folder: Path) -> None:
+    """Lets the aggregators of a run that has ended write the rest of their tapes, and copies what they have on disk.
+
+    Args:
+        simulation: Still entered.
+        folder: To be the directory of the run, with one of its own in it for each aggregator but the first.
+    """
+    stations = simulation.stations
+    assert simulation.virtual.run_until(LIMIT_S, lambda: all(station.ended for station in stations))
+    for station in stations:
+        home = folder / station.name.removeprefix(m.AGGREGATOR).removeprefix("-")
+        shutil.copytree(station.run_dir, home, ignore=LEFT, dirs_exist_ok=True)
+
+
+@contextmanager
+def _heard(said: Callable[[m.Envelope], None]) -> Iterator[None]:
+    """Tells ``said`` of all that is sent; tapes do not say in which folder this was."""
+    send = Endpoint.send
+
+    async def sent(endpoint: Endpoint, envelope: m.Envelope, **how: Any) -> bool:
+        said(envelope)
+        return await send(endpoint, envelope, **how)
+
+    def line(config: AggregatorConfig, *args: Any, **more: Any) -> dict[str, Any]:
+        return start_line(replace(config, store=Path("store"), tape=Path("events.jsonl")), *args, **more)
+
+    with patch.object(Endpoint, "send", sent), patch.object(leader, "start_line", line):
+        yield
