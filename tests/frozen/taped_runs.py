@@ -32,6 +32,8 @@ Params = dict[str, np.ndarray]
 
 #: What a life leaves beside tape, payloads and store.
 LEFT = shutil.ignore_patterns("lock", "name", "*.attic")
+
+
 # --- what is trained ----------------------------------------------------------------------------------------------
 
 
