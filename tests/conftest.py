@@ -17,14 +17,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The suite tests the same on a machine with GPUs, also in the processes that it starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-#: Of the long runs with every combination of troubles, each for itself.
-LONG_SEEDS = range(4)
-#: Of the small ones, and how many of them are one test.
+#: Of the small runs with many troubles, and how many of them are one test.
 PACKED_SEEDS, SEEDS_AT_ONCE = range(300), 5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    long, packed = (f"{seeds.start}:{seeds.stop}" for seeds in (LONG_SEEDS, PACKED_SEEDS))
     parser.addoption(
         "--profile",
         type=Profile,
@@ -35,8 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--seeds",
-        help="range of simulated seeds, FIRST:LAST; one seed N is N:N+1 "
-        f"(default: {packed} in test_packed.py, {long} in test_combinations.py)",
+        help="range of seeds of tests/sim/test_packed.py, FIRST:LAST; one seed N is N:N+1 "
+        f"(default: {PACKED_SEEDS.start}:{PACKED_SEEDS.stop})",
     )
 
 
@@ -60,8 +57,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = metafunc.config.getoption("--seeds")
-    if "sim_seed" in metafunc.fixturenames:
-        metafunc.parametrize("sim_seed", _range(given) if given else LONG_SEEDS)
     if "packed_seeds" in metafunc.fixturenames:
         seeds = _range(given) if given else PACKED_SEEDS
         batches = [seeds[i : i + SEEDS_AT_ONCE] for i in range(0, len(seeds), SEEDS_AT_ONCE)]

@@ -7,8 +7,6 @@ other time.
 
 With failover, :mod:`aggregator.standby.replication` stands between the disk and the core: what is durable here is
 reported to the core once it is durable at the standbys too.
-
-:class:`ops.virtual.aggregator.SimAggregator` is the same pump in virtual time.
 """
 
 from __future__ import annotations

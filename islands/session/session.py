@@ -6,7 +6,7 @@ comes back as an event.
 
 The training thread appears as :class:`islands.session.exchange.Moment` values, and as two counters that are read before
 each event: the core always knows where training stands. In virtual time this driver runs on another machine
-(:mod:`ops.virtual.machine`); :class:`ops.virtual.island.SimIsland` mirrors it where steps are only counted.
+(:mod:`ops.virtual.machine`).
 """
 
 from __future__ import annotations

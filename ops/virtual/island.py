@@ -35,7 +35,7 @@ CHECKPOINT_INTERVAL_S = 2.0
 MOST_BYTES = 1 << 28
 
 
-class Leaves(Exception):  # noqa: N818 - nothing is wrong
+class Leaves(Exception):
     """Has an island end for good."""
 
 

@@ -78,7 +78,7 @@ PROGRESS = (
         "broker/routing/resending.py::Backoff.unheard",
         "self.due_at_s, self.excused = min(self.due_at_s, now_s), True",
         "self.excused = False",
-        "sim/test_real_hub.py::test_what_leaders_took_with_them_goes_again_at_once_however_many_they_were",
+        "sim/test_power_cuts.py::test_what_leaders_took_with_them_goes_again_at_once_however_many_they_were",
     ),
     Mutant(
         6,

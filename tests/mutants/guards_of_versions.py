@@ -58,7 +58,7 @@ VERSIONS = (
         "aggregator/standby/candidate.py::Candidate._what_speaks_against",
         "now_s - max(each.since_s for each in answering)",
         "now_s - self._began_at_s",
-        "sim/test_real_hub.py::test_nobody_leads_before_who_could_object_was_heard",
+        "sim/test_power_cuts.py::test_nobody_leads_before_who_could_object_was_heard",
     ),
     Mutant(
         2,

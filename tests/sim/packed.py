@@ -211,9 +211,7 @@ def swizzled(
 def _bad_links(draw: _Draw) -> SimulationPlan:
     """Connections end, and what was on its way is lost: to islands now and then, or to everybody often."""
     names, times = ((*draw.islands, *draw.stations), 12) if draw.rng.random() < 0.5 else (draw.islands, 2)
-    breaks = (
-        (draw.moment_s(), draw.rng.choice(names), draw.rng.randrange(draw.plan.brokers)) for _ in range(times)
-    )
+    breaks = ((draw.moment_s(), draw.rng.choice(names), draw.rng.randrange(draw.plan.brokers)) for _ in range(times))
     return replace(draw.plan, breaks=(*draw.plan.breaks, *breaks))
 
 

@@ -16,7 +16,7 @@ from ops.virtual.invariants import InvariantViolation
 from ops.virtual.plan import LinkModel
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading
-from tests.sim.counting import LIMIT_S, finish, participation, run, simulation_of, told, tokens, with_one
+from tests.sim.counting import LIMIT_S, finish, participation, run, simulation_of, tokens, told, with_one
 from tests.sim.faults import absences_plan, kills
 from tests.sim.fleets import steady
 

@@ -20,6 +20,8 @@ Listener = Any
 FIRST_DESCRIPTOR = 1 << 20
 #: Where ``struct tcp_info`` has the bytes received, and its length.
 _RECEIVED_AT, _INFO_BYTES = 128, 136
+#: Less than this is sent between two packets of what other connections have on the link: TCP shares it fairly.
+SMALL_BYTES = 4096
 #: After a cut TCP repeats itself by and by: what waited comes this much later, at most.
 REPEATED_WITHIN_S = 0.5
 
@@ -60,7 +62,9 @@ class Stream:
         link, now_s = self.link, self._virtual.now_s
         left_s = now_s
         if link.bytes_per_s:
-            left_s = link.free_at_s = max(now_s, link.free_at_s) + nbytes / link.bytes_per_s
+            took_s = nbytes / link.bytes_per_s
+            link.free_at_s = max(now_s, link.free_at_s) + took_s
+            left_s = link.free_at_s if nbytes >= SMALL_BYTES else now_s + took_s
         delay_s = self._virtual.between(self._name, "delay", *link.delay_s)
         self._arrives_s = max(self._arrives_s, left_s + delay_s)
         self._virtual.at(self._arrives_s, partial(self._arrive, left_s, arrive))

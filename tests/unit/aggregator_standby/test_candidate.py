@@ -21,11 +21,28 @@ from aggregator.standby.candidate_events import (
 from aggregator.state.founding import Founding
 from broker.wire.messages import Following, Replica, ReplicaRun, Standing, Stored
 from broker.wire.records import LeaseView
-from tests.failover_models import commit_of
-from tests.failover_models import replica as replica_of
 
 LEASE_S = 1.0
 HELD = {0: (5, "0.5"), 1: (4, "1.4")}
+
+
+def commit_of(p, key, epoch):
+    return Commit(
+        fragment_id=p, fragment_version=key[0], epoch=epoch, digest=key[1], round_id=key[0], contributions=(), ledger={}
+    )
+
+
+def replica_of(commit, epoch):
+    return Replica(
+        shard=0,
+        epoch=epoch,
+        fragment_id=commit.fragment_id,
+        fragment_version=commit.fragment_version,
+        digest=commit.digest,
+        round_id=commit.round_id,
+        commit=b"",
+        payload=(),
+    )
 
 
 def replica(p=0, version=6, epoch=2):
