@@ -83,7 +83,8 @@ class Island:
         self.process.job_s = lambda pool: virtual.between(self.name, f"job {pool}", *run.plan.job_s)
         self.machine = SimMachine(self.process, lambda: run.wires.context(self.process), self._begins)
         self.session: Any = None
-        self.alive, self.asked = True, None
+        self.alive = True
+        self.asked: Exception | None = None
         self.stepped_at_s = float("inf")
         self.spoils = self.corrupted = False
         self.rogue = None if plan.manner is None else self._rogue(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from broker.gateway.config import BrokerConfig
@@ -57,10 +58,10 @@ class Wires:
                 up, down = (cut.stops(way, cut.at_s) for way in ("up", "down"))
                 self._cut_at(cut.at_s, cut.link.process, cut.link.broker, cut.for_s, up=up, down=down)
         for at_s, name in plan.deaf:
-            virtual.at(at_s, lambda host=self.hosts[name]: self.sockets.deafen(host, PORT + 1))
+            virtual.at(at_s, partial(self.sockets.deafen, self.hosts[name], PORT + 1))
         for at_s, name, place in plan.breaks:
             if name in self.hosts:
-                virtual.at(at_s, lambda ends=(self.hosts[name], _host(place)): self.sockets.break_all(*ends))
+                virtual.at(at_s, partial(self.sockets.break_all, self.hosts[name], _host(place)))
         for fault in plan.faults:
             if fault.kind is FaultKind.PARTITION:
                 for name in stations:

@@ -3,6 +3,7 @@
 import msgpack
 import pytest
 
+from aggregator.interface.events import Commit
 from aggregator.standby.candidate import BROKER_FRESH_S, ENDED_S, MISSING_LEASES, Candidate, Place
 from aggregator.standby.candidate_events import (
     Arrived,
