@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
-from ops.virtual.plan import IslandPlan, SimulationPlan
+from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
 from tests.sim.counting import LIMIT_S, TOKENS, finish, told, with_one
 from tests.sim.counting import task as counting
@@ -15,18 +15,6 @@ from tests.sim.fleets import steady
 
 LIAR = "island-3"
 TOTAL = 160_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hurried(IslandPlan):
-    """An island that claims ``times`` the steps, ``grows`` times more with each second, at the same step time."""
-
-    times: float
-    grows: float = 1.0
-
-    def stepped_at_s(self, now_s: float, step_s: float) -> float:
-        """Returns when it claims to have run a step."""
-        return now_s + step_s / min(20.0, self.times * self.grows**now_s)
 
 
 def run(plan: SimulationPlan, *, declares: int = TOKENS) -> Simulation:
@@ -39,12 +27,6 @@ def run(plan: SimulationPlan, *, declares: int = TOKENS) -> Simulation:
         made.invariants._merged_data.merge = lambda *_: ""  # type: ignore[method-assign]
         assert made.run(LIMIT_S)
     return made
-
-
-def hurried(plan: SimulationPlan, times: float, grows: float = 1.0) -> SimulationPlan:
-    last = plan.islands[-1]
-    liar = Hurried(island_id=last.island_id, step_time_s=last.step_time_s, times=times, grows=grows)
-    return replace(plan, islands=(*plan.islands[:-1], liar))
 
 
 def honest_tokens(simulation: Simulation) -> int:
@@ -78,14 +60,8 @@ def truth() -> int:
 CLAIMS = {
     "four times the tokens": lambda: run(PLAN, declares=4 * TOKENS),
     "a thousand times the tokens": lambda: run(PLAN, declares=1000 * TOKENS),
-    "four times the steps": lambda: run(hurried(PLAN, 4.0)),
-    "more and more steps": lambda: run(hurried(PLAN, 1.0, 1.1)),
-    "four times the steps, and their time": lambda: run(
-        with_one(
-            replace(PLAN, config=replace(PLAN.config, pace_spread=2.0)),
-            3,
-            step_time_s=0.05 / 4,
-        )
+    "four times the steps": lambda: run(
+        with_one(replace(PLAN, config=replace(PLAN.config, pace_spread=2.0)), 3, step_time_s=0.05 / 4)
     ),
 }
 

@@ -44,6 +44,6 @@ def test_a_process_may_die_at_anything_that_it_says_or_writes(
     process, point = at
     last = undisturbed.passages.counts[at]
     for number in sorted({1 + i * last // TRIED for i in range(part, TRIED, PARTS)}):
-        crash = CrashPoint(process=process, point=point, number=number, restart_s=(0.05, 1.2)[number % 2])
+        crash = CrashPoint(process=process, point=point, number=number, restart_s=(0.05, 0.7)[number % 2])
         died = run(replace(short_plan(), crash_points=(crash,)))
         assert any(name == "crashed" for _, _, name, _ in died.trace), crash
