@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from ast import literal_eval
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from aggregator.interface import events as agg
 from aggregator.store.layout import read_newest
 from broker.wire.messages import Reason
+from broker.wire.tensors import decode_tensor
 from islands.tasks.task import Task
 from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
+from ops.virtual.station import Station
 from tests.run_reading import Reading
 
 #: What a step adds to every element.
@@ -45,6 +49,32 @@ def task(tensors: int, rows: int = 64) -> Task:
     )
 
 
+class Counting(Simulation):
+    """A run whose contributions must hold the steps that they say are in them."""
+
+    def decides(self, station: Station, actions: Sequence[agg.Action]) -> None:
+        """See :class:`Simulation`."""
+        super().decides(station, actions)
+        for action in actions:
+            if not isinstance(action, agg.Merge) or self.plan.config.keep != 1.0:
+                continue
+            for part in action.parts:
+                if part.island_id not in sound(self):
+                    continue
+                value = float(np.mean(decode_tensor(part.payload[0])))
+                steps = part.steps.steps
+                assert abs(value + steps * STEP) < 0.03 * steps * STEP, f"{part.island_id}: {steps} steps are {value}"
+
+
+def sound(simulation: Simulation) -> set[str]:
+    """Returns the islands that are honest, and whose memory does not fail."""
+    return {
+        plan.island_id
+        for plan in simulation.plan.islands
+        if plan.manner is None and not plan.corrupt_at_s and not plan.spoilt_at_s
+    }
+
+
 def task_of(plan: SimulationPlan) -> Any:
     """Returns what makes the task of each island of a plan: two tensors for each fragment."""
     return lambda island: task(2 * plan.config.fragments)
@@ -52,10 +82,10 @@ def task_of(plan: SimulationPlan) -> Any:
 
 def simulation_of(plan: SimulationPlan, **options: Any) -> Simulation:
     """Returns a run that counts, to be entered."""
-    return Simulation(plan, task_of(plan), **options)
+    return Counting(plan, task_of(plan), **options)
 
 
-def run(plan: SimulationPlan, limit_s: float = LIMIT_S, kind: type[Simulation] = Simulation, **how: Any) -> Simulation:
+def run(plan: SimulationPlan, limit_s: float = LIMIT_S, kind: type[Simulation] = Counting, **how: Any) -> Simulation:
     """Runs a plan to its end; what is wrong carries the last decisions of the run."""
     with kind(plan, task_of(plan), **how) as simulation:
         try:
@@ -109,17 +139,12 @@ ACCUSATIONS = (
 
 def check_the_honest(simulation: Simulation) -> None:
     """No honest island whose memory is sound was ever accused of anything."""
-    sound = {
-        plan.island_id
-        for plan in simulation.plan.islands
-        if plan.manner is None and not plan.corrupt_at_s and not plan.spoilt_at_s
-    }
     for member in Reading(simulation.aggregator.core).members.values():
-        if member.island_id in sound:
+        if member.island_id in sound(simulation):
             accused = {reason: n for reason, n in member.refusals.items() if reason in ACCUSATIONS}
             assert not accused, f"{member.island_id}: {accused}"
     kept_out = {fields["island"] for _, fields in told(simulation, "island.quarantined")}
-    assert not kept_out & sound
+    assert not kept_out & sound(simulation)
 
 
 # --- what a run reports -----------------------------------------------------------------------------------------------
