@@ -140,7 +140,7 @@ class Ending:
             for p in run.moving:
                 run.fragments[p].flushed = False
             return
-        running = [m for m in run.members.live(run.now_s) if not m.stopped and (m.ready or self._owes_steps(m))]
+        running = any(self._trains(member) for member in run.members.live(run.now_s))
         if running and run.now_s < self._flush_began_s + config.round_timeout_s:
             return
         if (versions := self._versions()) != self._flush_versions:
@@ -216,14 +216,19 @@ class Ending:
         """Returns True if a live, stopped island has steps on this fragment neither merged nor wasted."""
         return any(m.stopped and self._owes_steps(m, p) for m in self._run.members.live(self._run.now_s))
 
-    def _owes_steps(self, member: Member, p: int | None = None) -> bool:
-        """Returns True if steps of an island are neither merged nor wasted yet, on fragment ``p`` or on any.
+    def _trains(self, member: Member) -> bool:
+        """Returns True if an island may make steps, or has made some, and has not stopped yet.
 
-        So may one that has only just come back, and fetches the versions: it brings what it had kept.
+        One that has found a fragment corrupt holds no version of it, and trains on until it has one. One that has only
+        just come back fetches the versions, and brings what it had kept.
         """
         life = self._run.ledger.life(member.island_id, member.incarnation)
-        moving = self._run.moving if p is None else (p,)
-        return any(life.accounts[each].spent_tokens < life.trained_tokens for each in moving)
+        return not member.stopped and (member.ready or member.corruptions > 0 or life.trained_tokens > 0)
+
+    def _owes_steps(self, member: Member, p: int) -> bool:
+        """Returns True if steps of an island on fragment ``p`` are neither merged nor wasted yet."""
+        life = self._run.ledger.life(member.island_id, member.incarnation)
+        return life.accounts[p].spent_tokens < life.trained_tokens
 
     def _give_up_the_rest(self) -> None:
         """Books everything that is not merged at the end of the run as wasted."""

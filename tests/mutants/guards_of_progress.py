@@ -64,6 +64,14 @@ PROGRESS = (
         "unit/aggregator_state/test_members.py::test_rounds_wait_for_islands_that_missed_fewer_than_two",
     ),
     Mutant(
+        4,
+        "the end does not wait for the last steps of an island that has found a fragment corrupt",
+        "aggregator/rounds/ending.py::Ending._trains",
+        "(member.ready or member.corruptions > 0 or life.trained_tokens > 0)",
+        "member.ready",
+        "unit/aggregator_rounds/test_ending.py::test_the_end_waits_for_an_island_that_has_just_found_a_fragment_corrupt",
+    ),
+    Mutant(
         6,
         "a contribution that never arrived is not sent again",
         "islands/protocol/hand_over.py::HandOver.resolve",

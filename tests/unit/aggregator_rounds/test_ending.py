@@ -1,5 +1,7 @@
 """How a run ends: the flush with everybody, and what is given up."""
 
+import pytest
+
 from aggregator.interface.events import Finished, Merge, Stop
 from broker.wire.messages import Fate, Leave, Outstanding, Phase, Reason
 from tests.aggregator_hand import Desk, notes, of, resolutions
@@ -74,6 +76,34 @@ def test_an_island_that_dies_in_the_flush_is_not_waited_for():
     assert made.phase is Phase.ENDED
     tokens = made.tokens()
     assert tokens == {"trained": 80, "merged": 40, "wasted": {"island_lost": 40}, "in_flight": 0}
+
+
+def test_the_end_waits_for_an_island_that_has_just_found_a_fragment_corrupt():
+    """It holds no version until it has adopted one anew, and trains on all the same."""
+    made = flushing("a", "b", quorum=1)
+    made.beat("b", 5, versions=(-1,), overwritten_tokens=(50,))
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    made.run_to(5.0)
+    assert not made.open_rounds, "its last steps are not known yet"
+    made.beat("b", 7, versions=(-1,), overwritten_tokens=(70,), stopped=True)
+    made.nothing("a")
+    assert made.phase is Phase.ENDED
+    assert made.tokens("b") == {"trained": 70, "merged": 0, "wasted": {"overwritten": 70}, "in_flight": 0}
+
+
+@pytest.mark.parametrize(("heard", "waits_s"), [(False, 6.0), (True, 10.0)], ids=["dead", "lying"])
+def test_such_an_island_holds_up_the_end_until_it_is_dead_or_for_a_round_timeout(heard, waits_s):
+    made = flushing("a", "b", quorum=1, round_timeout_s=10.0)
+    made.beat("b", 5, versions=(-1,), overwritten_tokens=(50,))
+    flushes = []
+    while not flushes:
+        made.run_to(made.now_s + 1.0)
+        made.beat("a", 4, stopped=True)
+        if heard:
+            made.beat("b", 5, versions=(-1,), overwritten_tokens=(50,))
+        flushes = [note for note in notes(made.log, "round.opened") if note["flush"]]
+    assert waits_s <= made.now_s <= waits_s + 1.0
 
 
 def test_an_island_that_joins_an_ended_run_leaves_nothing_in_flight():
