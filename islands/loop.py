@@ -210,8 +210,7 @@ class Island:
             self._counted_from_s = ended_s  # when the first step's training began is not known here
         else:
             self._sync_s += ended_s - began_s - waited_s
-            passed_s = ended_s - self._counted_from_s  # 0 by a clock that stands still
-            exchange.sync_share = self._sync_s / passed_s if passed_s else 0.0
+            exchange.sync_share = self._sync_s / max(1e-9, ended_s - self._counted_from_s)  # a clock may stand still
         return params
 
     def close(self, params: Tree) -> Tree:

@@ -137,6 +137,14 @@ def test_who_asks_hears_how_long_ago_the_broker_spoke(island_of, monkeypatch):
     assert island.heard_ago_s == 3.5
 
 
+def test_steps_go_on_while_the_clock_stands_still(begun, monkeypatch):
+    island, _, params = begun
+    monkeypatch.setattr(loop.clocks, "monotonic", lambda: 103.5)
+    for _ in range(3):
+        params = island.step(params, tokens=10)
+    assert (island.inner_step, island.sync_share) == (3, 0.0)
+
+
 def test_arrays_that_were_one_are_trained_on_where_the_loop_ties_them_and_end_the_first_step_where_not(island_of):
     zeros = np.zeros(3, np.float32)
     given = {"a": {"bias": zeros}, "b": {"bias": zeros}}
