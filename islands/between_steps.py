@@ -17,7 +17,6 @@ from broker.wire.messages import StateSource
 from islands.arrays.placement import Leaf, from_host, here
 from islands.arrays.regions import Spread
 from islands.arrays.tree import Tree
-from islands.hosts.plans import Plans
 from islands.interface.arguments import is_floating
 from islands.interface.config import IslandConfig
 from islands.protocol import lockstep
@@ -71,9 +70,9 @@ class BetweenSteps:
     Args:
         array_work: Whose fragments are installed and copied.
         exchange: With the communication thread; the island is a member.
-        plans: What its hosts agree on, where it has several.
 
     Attributes:
+        several: The island has several hosts (:class:`islands.agreed_steps.AgreedSteps`).
         versions: Of each fragment, in the local parameters.
         owes_data: Data are dealt to it, and nobody has asked which.
         lockstep: The steps at which all islands hand over, where the recipe has such.
@@ -85,9 +84,11 @@ class BetweenSteps:
         recovered: The last boundary replaced spoilt parameters: the inner optimizer is to start afresh.
     """
 
-    def __init__(self, array_work: ArrayWork, exchange: Exchange, plans: Plans | None) -> None:
+    several = False
+
+    def __init__(self, array_work: ArrayWork, exchange: Exchange) -> None:
         assert exchange.membership is not None
-        self._array_work, self._exchange, self._plans = array_work, exchange, plans
+        self._array_work, self._exchange = array_work, exchange
         self._membership = exchange.membership
         self._stopped = False
         #: What was urgent as copies were last made. Short steps make no more until the other thread has seen those.
@@ -102,17 +103,50 @@ class BetweenSteps:
         self._waited_s = 0.0
         self.recovered = False
 
+    def beginning(
+        self, needed: Needed, path: Path | None, config: IslandConfig, check: Callable[[], None]
+    ) -> StateFound:
+        """Returns the state to begin with; may wait for another island's.
+
+        Args:
+            needed: What must fit.
+            path: Of the checkpoint, if there may be one.
+            config: Of the island.
+            check: Raises where a wait is to end.
+        """
+        source = StateSource.CHECKPOINT
+        saved, detail = _from_checkpoint(path, needed, config.run_id)
+        if saved is None:
+            source = StateSource.FRESH
+            if config.donor_wait_s and (needed.state or needed.local):
+                # Before the parameters are installed: until then no round waits for this island.
+                found = wait_for_state(self._exchange, needed, check)
+                saved, detail = found.found, f"{detail}; {found.detail}"
+                source = StateSource.FRESH if saved is None else StateSource.DONOR
+        self._exchange.begun = StateFound(found=saved, detail=detail, source=source)
+        return self._exchange.begun
+
     def due(self, step: int, state: Any) -> bool:
-        """Returns True if the boundary after ``step`` has work; waits where hosts must agree first.
+        """Returns True if the boundary after ``step`` has work.
 
         Args:
             step: Steps run so far.
             state: Of the optimizer, if the caller shows it.
         """
+        return self._has_come(state) or bool(self._to_copy(step))
+
+    def has_news(self, state: Any) -> bool:
+        """Returns True if there is work for a training that stands still, before its end or after it."""
+        return self._has_come(state)
+
+    def _has_come(self, state: Any) -> bool:
+        """Returns True if a version is ready, or the state that the caller shows is wanted."""
         due = self._exchange.due
-        if self._plans is not None and self._plans.arrive(step):
-            return True
-        return bool(due.ready or self._to_copy(step) or (due.snapshot_wanted and state is not None))
+        return bool(due.ready or (due.snapshot_wanted and state is not None))
+
+    def fall_out(self, leave: Callable[[], None], *, ending: bool) -> None:
+        """Leaves in the middle of something; ``ending``: at the end of the process."""
+        leave()
 
     def _compares(self, install: Install, *, looks: bool, first: bool) -> bool:
         """Returns whether what has just been overwritten is compared with its version: it takes a copy.
@@ -126,7 +160,7 @@ class BetweenSteps:
     def _to_copy(self, step: int) -> frozenset[int]:
         """Returns the fragments to copy at the boundary after ``step``."""
         exchange, watched = self._exchange, self._exchange.due.watched
-        if watched and self._plans is None and (exchange.step_time_s or 0.0) < COPY_AHEAD_FROM_S:
+        if watched and (exchange.step_time_s or 0.0) < COPY_AHEAD_FROM_S:
             watched &= exchange.urgent if exchange.urgent is not self._answered else lockstep.NONE
         return watched | self.lockstep.due(step, self.versions)
 
@@ -216,8 +250,6 @@ class BetweenSteps:
                 self.versions[p] = install.fragment_version
         if stopped:
             # Everything at the last step; after that, what late installations have made of it.
-            if self._plans is not None and not self._stopped:
-                self._plans.stop()
             wanted = frozenset(installed if self._stopped else self._membership.moving)
             self._stopped = True
         copied = {
@@ -241,44 +273,7 @@ class BetweenSteps:
         frozen = self.frozen.look(params) if copied and self.frozen is not None else ()
         moment = Moment(at=at, installed=tuple(told), copied=copied, frozen=frozen, snapshot=snapshot, stopped=stopped)
         exchange.tell(moment, clocks.monotonic())
-        if self._plans is not None:
-            self._plans.carried_out()
         return params
-
-
-# --- before the first step -----------------------------------------------------------------------------------------
-
-
-def beginning(
-    exchange: Exchange,
-    needed: Needed,
-    path: Path | None,
-    config: IslandConfig,
-    check: Callable[[], None],
-    plans: Plans | None,
-) -> StateFound:
-    """Returns the state to begin with; may wait for another island's, or for the speaker's word.
-
-    Args:
-        exchange: With the communication thread.
-        needed: What must fit.
-        path: Of the checkpoint, if there may be one.
-        config: Of the island.
-        check: Raises where a wait is to end.
-        plans: Of the hosts, where there are several.
-    """
-    if plans is not None and not plans.speaks:
-        return _wait(exchange, needed, check)
-    source = StateSource.CHECKPOINT
-    saved, detail = _from_checkpoint(path, needed, config.run_id)
-    if saved is None:
-        source = StateSource.FRESH
-        if config.donor_wait_s and (needed.state or needed.local):
-            # Before the parameters are installed: until then no round waits for this island.
-            found = _wait(exchange, needed, check)
-            saved, detail = found.found, f"{detail}; {found.detail}"
-            source = StateSource.FRESH if saved is None else StateSource.DONOR
-    return StateFound(found=saved, detail=detail, source=source)
 
 
 def _from_checkpoint(path: Path | None, needed: Needed, run_id: str) -> tuple[Checkpoint | None, str]:
@@ -297,7 +292,7 @@ def _from_checkpoint(path: Path | None, needed: Needed, run_id: str) -> tuple[Ch
     return saved, f"of step {saved.at.step}, life {saved.incarnation}"
 
 
-def _wait(exchange: Exchange, needed: Needed, check: Callable[[], None]) -> StateFound:
+def wait_for_state(exchange: Exchange, needed: Needed, check: Callable[[], None]) -> StateFound:
     """Returns a state if one comes that fits, and what there is to say about it; waits for that."""
     exchange.state_needed = needed
     exchange.wake()

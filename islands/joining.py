@@ -19,6 +19,7 @@ from broker.process.signals import in_children
 from broker.transport.keys import JOIN, JoinFile, own_name
 from broker.wire.headers import room_bytes
 from broker.wire.messages import Departure, Reason
+from islands.agreed_steps import AgreedSteps
 from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import Tree, flatten
 from islands.beginning import beginning
@@ -314,7 +315,7 @@ def _started(
         check=check,
         release=release,
         unmerged=unmerged,
-        plans=plans,
+        between=None if plans is None else AgreedSteps(array_work, exchange, plans),
     )
 
 

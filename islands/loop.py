@@ -25,8 +25,7 @@ from broker.wire.messages import Departure
 from islands.arrays import placement
 from islands.arrays.parameters import Ties
 from islands.arrays.tree import Tree
-from islands.between_steps import BetweenSteps, InitialValues, beginning
-from islands.hosts.plans import Plans
+from islands.between_steps import BetweenSteps, InitialValues
 from islands.interface import arguments
 from islands.interface.config import IslandConfig
 from islands.protocol.fleet import ScheduleTokens
@@ -72,7 +71,7 @@ class Island:
         check: Callable[[], None],
         release: Callable[[], None],
         unmerged: Path | None = None,
-        plans: Plans | None = None,
+        between: BetweenSteps | None = None,
     ) -> None:
         assert exchange.membership is not None
         self._config = config
@@ -84,11 +83,10 @@ class Island:
         self._check = check
         self._release = release
         self._unmerged = unmerged
-        self._plans = plans
         self._membership: JoinedRun = exchange.membership
         self._left = False
         self._elsewhere: LocalProtocolError | None = None  # in a child that this process has forked
-        self._between = BetweenSteps(array_work, exchange, plans)
+        self._between = between or BetweenSteps(array_work, exchange)
         self._schedule = ScheduleTokens()
         self._ties = Ties(self._parameters.tied)
         self._sync_s = 0.0
@@ -130,12 +128,9 @@ class Island:
         needed = Needed(state=checkpoint.leaves_of(opt_state), local=local)
         self._between.given = checkpoint.forms_of(needed.state)
         checkpoint.copied(opt_state)  # compiles the copy, which no step should wait for
-        begun = beginning(self._exchange, needed, self._session.checkpoint_file, self._config, self._check, self._plans)
+        begun = self._between.beginning(needed, self._session.checkpoint_file, self._config, self._check)
         saved = begun.found
         self.restored, self.restored_cursor = begun.source.value, None if saved is None else saved.cursor
-        self._exchange.begun = begun
-        if self._plans is not None:
-            self._plans.wait_for_next(self._check)
         params = self._boundary(params, None)
         self._exchange.deal(self._share)
         self._array_work.forget_initial()
@@ -257,7 +252,7 @@ class Island:
         self._check_process()
         if self._left:
             return
-        if self._plans is not None:
+        if self._between.several:
             detail = "of several hosts, what was not handed over is lost; the next life begins at the last checkpoint"
             log.info("island.pausing", detail=detail)
             self._fall_out(reason, Departure.PAUSED)
@@ -279,9 +274,7 @@ class Island:
 
     def _take_news(self, params: Tree, state: Any = None, *, stopped: bool = False) -> Tree:
         """Installs versions that have come between two steps, or after the last one."""
-        due, planned = self._exchange.due, self._plans is not None and self._plans.next()
-        wanted = planned or due.ready or (due.snapshot_wanted and state is not None)
-        return self._boundary(params, state, stopped=stopped) if wanted else params
+        return self._boundary(params, state, stopped=stopped) if self._between.has_news(state) else params
 
     def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
         params = self._between.run(params, Position(self.inner_step, self.tokens), state, stopped=stopped)
@@ -303,7 +296,7 @@ class Island:
         self._check_process()
         state = arguments.pair(state)
         path = self._session.checkpoint_file
-        if path is None or self._counted_from_s is None or self._plans is not None:
+        if path is None or self._counted_from_s is None or self._between.several:
             return
         self._between.compare(state[0])
         snapshot = checkpoint.snapshot_of(params, state, self._parameters, self._config.run_id)
@@ -359,11 +352,8 @@ class Island:
         self._fall_out("the process ends", ending=True)
 
     def _fall_out(self, reason: str, departure: Departure = Departure.STOPPED, *, ending: bool = False) -> None:
-        """Leaves in the middle of something; of several hosts, none can go on, nor wait for the others."""
-        if self._plans is None or self._left:
-            self.leave(reason, departure)
-        else:
-            self._plans.break_off(lambda: self.leave(reason, departure), ending=ending)
+        if not self._left:
+            self._between.fall_out(lambda: self.leave(reason, departure), ending=ending)
 
     def _forked(self) -> None:
         """A child has no communication thread; what is on disk, and the place in the run, are its parent's."""
