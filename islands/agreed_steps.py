@@ -33,7 +33,7 @@ class AgreedSteps(BetweenSteps):
     def beginning(
         self, needed: Needed, path: Path | None, config: IslandConfig, check: Callable[[], None]
     ) -> StateFound:
-        """Returns the speaker's state, or waits for its word; returns when the first versions are to be installed."""
+        """Returns the speaker's state, or waits for its word; returns when the first versions have come."""
         if self._plans.speaks:
             begun = super().beginning(needed, path, config, check)
         else:

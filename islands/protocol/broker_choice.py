@@ -15,6 +15,7 @@ the others. After the last comes the first again, and while none of them answers
 from __future__ import annotations
 
 import hashlib
+import math
 from enum import StrEnum
 
 from broker.wire.messages import BROKER, Envelope, FleetState, Reason, Refused, Welcome
@@ -130,13 +131,16 @@ class BrokerChoice:
 
     # --- what follows -----------------------------------------------------------------------------------------
 
-    def due_at_s(self) -> float | None:
-        """Returns when to leave this broker if nothing changes; None for never."""
+    @property
+    def due_at_s(self) -> float:
+        """Returns when to leave this broker if nothing changes; infinity for never."""
         due = self._due()
-        return None if due is None else due[0]
+        return math.inf if due is None else due[0]
 
     def advance(self, now_s: float, actions: list[Action]) -> None:
         """Connects to the next broker if it is time."""
+        if len(self._order) == 1:
+            return
         left, patience_s = self.at, self.patience_s
         why = self.move(now_s)
         if why is not None:

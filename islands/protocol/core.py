@@ -12,6 +12,7 @@ in a fixed order, what the time now calls for.
 
 from __future__ import annotations
 
+import math
 from typing import assert_never
 
 from broker.routing.resending import Carried
@@ -151,7 +152,7 @@ class Island:
     @property
     def joined(self) -> bool:
         """Whether the island is a member of the run."""
-        return self._member.joined
+        return self._member.incarnation > 0
 
     @property
     def broker(self) -> int:
@@ -272,9 +273,8 @@ class Island:
 
     def next_deadline_s(self) -> float | None:
         """Returns when to send :class:`Tick`, if nothing else happens before."""
-        parts = self._member, self._receiver, self._giver
-        due_s = (self._choice.due_at_s(), *(part.next_deadline_s() for part in parts))
-        return min((at_s for at_s in due_s if at_s is not None), default=None)
+        due_s = min(self._member.due_at_s, self._choice.due_at_s, self._receiver.due_at_s, self._giver.due_at_s)
+        return None if due_s == math.inf else due_s
 
     def _received(self, event: Received, now_s: float, actions: list[Action]) -> None:
         envelope, message = event.envelope, event.envelope.message
@@ -412,10 +412,11 @@ class Island:
 
     def _advance(self, now_s: float, actions: list[Action]) -> None:
         """Does whatever the state and the time now call for; called after every event."""
-        training = self._training
+        training, joined = self._training, self.joined
+        ends = joined and training.stopped and self._fleet.ended
         self._choice.advance(now_s, actions)
-        if self.joined:
-            if self._fleet.ended and training.stopped:
+        if joined:
+            if ends:
                 self._adoption.end(now_s, actions)
             for p, fragment in training.fragments.items():
                 # Before the next version is prepared: until that is installed nothing can be handed over, and an island
@@ -425,10 +426,10 @@ class Island:
                     self._adoption.prepare(fragment, actions)
             self._hand_over.watch(actions)
         self._donate(now_s, actions)
-        if self.joined and self.done:
+        if joined and self._fleet.done:
             self._receiver.end("the run ends", actions)
         self._member.advance(now_s, actions)
-        if self.joined and self._fleet.ended and training.stopped:
+        if ends:
             deserted = self._fleet.deserted
             # Not for good: what was adopted last may be found corrupt, and is adopted anew.
             self.finished = not self._adoption.lacking and all(
@@ -440,7 +441,8 @@ class Island:
 
         What they ask for then is asked again: nobody answers who is no member.
         """
-        due: list[Action] = []
         self._giver.advance(now_s)
-        self._receiver.advance(now_s, due)
-        actions += due if self.joined else [action for action in due if not isinstance(action, Send)]
+        if now_s >= self._receiver.due_at_s:
+            due: list[Action] = []
+            self._receiver.advance(now_s, due)
+            actions += due if self.joined else [action for action in due if not isinstance(action, Send)]

@@ -160,14 +160,17 @@ class Receiver:
 
     def advance(self, now_s: float, actions: list[Action]) -> None:
         """Asks again, gives a silent donor up, or starts fresh, where it is time."""
-        if self.stage in (Stage.ASKING, Stage.FETCHING) and now_s >= self._ends_at_s:
+        stage = self.at.stage
+        if stage not in (Stage.ASKING, Stage.FETCHING):
+            return
+        if now_s >= self._ends_at_s:
             self._settle_fresh(f"patience ended; {self._why}", actions)
-        elif self.stage is Stage.ASKING and now_s >= self._ask_at_s:
+        elif stage is Stage.ASKING and now_s >= self._ask_at_s:
             self._ask_at_s = now_s + ASK_AGAIN_S
             actions.append(Send(to=AGGREGATOR, message=AskDonor(tried=tuple(self._tried))))
-        elif self.stage is Stage.FETCHING and now_s >= self._silent_at_s:
+        elif stage is Stage.FETCHING and now_s >= self._silent_at_s:
             self._give_up_donor(f"silent for {now_s - self._heard_s:.3g} s", now_s, actions)
-        elif self.stage is Stage.FETCHING and self._pauses.due(now_s):
+        elif stage is Stage.FETCHING and self._pauses.due(now_s):
             self._pauses.tried(now_s)
             self._patience.in_vain(self._pauses)
             parts, self._on_their_way = self._on_their_way, []
@@ -178,13 +181,15 @@ class Receiver:
         if self.stage in (Stage.ASKING, Stage.FETCHING):
             self._settle_fresh(reason, actions)
 
-    def next_deadline_s(self) -> float | None:
-        """Returns when to call :meth:`advance` at the latest; None while nothing is waited for."""
-        if self.stage is Stage.ASKING:
+    @property
+    def due_at_s(self) -> float:
+        """Returns when to call :meth:`advance` at the latest; infinity while nothing is waited for."""
+        stage = self.at.stage
+        if stage is Stage.ASKING:
             return min(self._ask_at_s, self._ends_at_s)
-        if self.stage is Stage.FETCHING:
+        if stage is Stage.FETCHING:
             return min(self._pauses.due_at_s, self._silent_at_s, self._ends_at_s)
-        return None
+        return math.inf
 
     def _begin_donor(self, wait_s: float, now_s: float) -> None:
         self._wait_s, self._heard_s, self._silent_at_s = wait_s, now_s, now_s + wait_s
@@ -240,7 +245,11 @@ class Receiver:
 
 
 class Giver:
-    """The donor's side: one copy of its state, for as many islands as ask."""
+    """The donor's side: one copy of its state, for as many islands as ask.
+
+    Attributes:
+        due_at_s: When to call :meth:`advance`; infinity while nothing is held.
+    """
 
     def __init__(self) -> None:
         self._copying = False
@@ -248,7 +257,7 @@ class Giver:
         self._bytes = 0
         self._parts: tuple[Payload, ...] = ()
         self._waiting: dict[str, tuple[int, ...]] = {}  # island -> parts that it asked for, while there is no copy
-        self._drop_at_s = math.inf
+        self.due_at_s = math.inf
 
     def fetch(
         self, sender: str, fetch: FetchState, state_id: str, trained: bool, now_s: float, actions: list[Action]
@@ -266,7 +275,7 @@ class Giver:
         if not trained or (fetch.state_id and fetch.state_id != self._state_id):
             self._decline(sender, actions)
         elif self._parts:
-            self._drop_at_s = now_s + HOLD_S
+            self.due_at_s = now_s + HOLD_S
             self._give(sender, fetch.parts, actions)
         else:
             self._waiting[sender] = fetch.parts
@@ -277,7 +286,7 @@ class Giver:
     def copied(self, parts: tuple[Payload, ...], state_bytes: int, now_s: float, actions: list[Action]) -> None:
         """The copy is made; no parts at all: this training loop has no state to show."""
         self._copying, self._parts, self._bytes = False, parts, state_bytes
-        self._drop_at_s = now_s + HOLD_S
+        self.due_at_s = now_s + HOLD_S if parts else math.inf
         waiting, self._waiting = self._waiting, {}
         for island_id, asked in waiting.items():
             if parts:
@@ -287,12 +296,8 @@ class Giver:
 
     def advance(self, now_s: float) -> None:
         """Gives the copy up when nobody asks for it any more."""
-        if self._parts and now_s >= self._drop_at_s:
-            self._parts, self._state_id, self._drop_at_s = (), "", math.inf
-
-    def next_deadline_s(self) -> float | None:
-        """Returns when to call :meth:`advance`; None while nothing is held."""
-        return self._drop_at_s if self._parts else None
+        if now_s >= self.due_at_s:
+            self._parts, self._state_id, self.due_at_s = (), "", math.inf
 
     def _give(self, island_id: str, asked: tuple[int, ...], actions: list[Action]) -> None:
         for index in asked[:PARTS_AT_ONCE]:

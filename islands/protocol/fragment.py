@@ -96,8 +96,8 @@ class Fragment:
         """The newest version that has arrived; -1 asks for whatever there is."""
         if self.overwrite and self.incoming is None and self.newer is None:
             return -1
-        versions = [v.fragment_version for v in (self.incoming, self.newer) if v is not None]
-        return max([self.version, *versions])
+        newest = self.newer or self.incoming
+        return self.version if newest is None else max(self.version, newest.fragment_version)
 
     def replace_progress(self) -> None:
         """Orders the global parameters in place of the local ones: the present version, or else a newer one."""

@@ -7,6 +7,7 @@ is given up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -66,7 +67,7 @@ class Member:
         self.link: LinkUse | None = None
         self.join = join
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
-        self._heartbeat_at_s: float | None = None
+        self._heartbeat_at_s = math.inf
         self._beats_besides = False
         self._fenced_since_s: float | None = None
 
@@ -75,9 +76,10 @@ class Member:
         """Whether the island is a member of the run."""
         return self.incarnation > 0
 
-    def next_deadline_s(self) -> float | None:
+    @property
+    def due_at_s(self) -> float:
         """Returns when the next join or heartbeat is due."""
-        return self._heartbeat_at_s if self.joined else self._join_backoff.due_at_s
+        return self._heartbeat_at_s if self.incarnation else self._join_backoff.due_at_s
 
     # --- what it hears ----------------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class Member:
                 self._join_backoff.tried(now_s)
                 self._choice.asked(now_s)
                 actions.append(Send(to=AGGREGATOR, message=self.join))
-        elif self._heartbeat_at_s is not None and (self._beats_besides or now_s >= self._heartbeat_at_s):
+        elif self._beats_besides or now_s >= self._heartbeat_at_s:
             self._heartbeat(now_s, actions)
 
     def _heartbeat(self, now_s: float, actions: list[Action]) -> None:
@@ -166,7 +168,7 @@ class Member:
         fragments = training.fragments
         assert training.settings is not None
         self._beats_besides = False
-        if self._heartbeat_at_s is None or now_s >= self._heartbeat_at_s:
+        if now_s >= self._heartbeat_at_s:
             self._heartbeat_at_s = now_s + training.settings.heartbeat_interval_s
         # The oldest of each fragment first: what there is no room for is asked about as soon as others are resolved.
         every = sorted((n, p, steps) for p, f in fragments.items() for n, steps in enumerate(f.outstanding))

@@ -1,5 +1,7 @@
 """When an island leaves its broker for the next one."""
 
+import math
+
 import pytest
 
 from broker.base.errors import ConfigError
@@ -31,7 +33,7 @@ def test_a_single_broker_is_never_left():
     alone.start(0.0)
     alone.line(True, 0.0)
     alone.asked(0.0)
-    assert alone.due_at_s() is None
+    assert alone.due_at_s == math.inf
     assert alone.move(1e6) is None
 
 
@@ -51,7 +53,7 @@ def test_a_silent_broker_is_left_after_the_stated_time(choice):
     before = choice.at
     for beat in (10.0, 10.5, 11.0, 11.5):  # the first one counts
         choice.asked(beat)
-    assert choice.due_at_s() == 10.0 + SILENT_S
+    assert choice.due_at_s == 10.0 + SILENT_S
     assert choice.move(11.99) is None
     assert choice.move(12.0) is MoveReason.SILENT
     assert choice.at == 1 - before
@@ -61,7 +63,7 @@ def test_a_slow_link_is_not_a_silent_broker(choice):
     choice.asked(10.0)
     choice.answered(11.5)
     choice.asked(12.0)
-    assert choice.due_at_s() == 12.0 + 4 * 1.5
+    assert choice.due_at_s == 12.0 + 4 * 1.5
     for beat in range(40):  # fast again: patience comes back, slowly
         choice.asked(20.0 + beat)
         choice.answered(20.05 + beat)
@@ -78,14 +80,14 @@ def test_a_broker_without_a_leader_is_kept_much_longer_and_then_ever_longer(choi
     for beat in (10.0, 10.5):
         choice.asked(beat)
         choice.leaderless(beat + 0.1)
-    assert choice.due_at_s() == 10.1 + first_s
+    assert choice.due_at_s == 10.1 + first_s
     assert choice.move(10.1 + first_s) is MoveReason.NO_LEADER
     choice.line(True, 20.0)
     choice.leaderless(20.0)
-    assert choice.due_at_s() == 20.0 + 2 * first_s
+    assert choice.due_at_s == 20.0 + 2 * first_s
     choice.answered(21.0)
     choice.leaderless(30.0)
-    assert choice.due_at_s() == 30.0 + first_s
+    assert choice.due_at_s == 30.0 + first_s
 
 
 def test_after_the_last_comes_the_first_and_pauses_grow_while_nobody_answers():
@@ -94,21 +96,21 @@ def test_after_the_last_comes_the_first_and_pauses_grow_while_nobody_answers():
     now_s, pauses, places = 0.0, [], []
     for _ in range(10):
         places.append(choice.at)
-        pauses.append(choice.due_at_s() - now_s)
-        now_s = choice.due_at_s()
+        pauses.append(choice.due_at_s - now_s)
+        now_s = choice.due_at_s
         assert choice.move(now_s) is MoveReason.NOT_REACHED
     assert places == places[:2] * 5
     assert pauses == [2.0] * 2 + [4.0] * 2 + [8.0] * 6
     choice.line(True, now_s)
     choice.heard()
     choice.asked(now_s)
-    assert choice.due_at_s() == now_s + SILENT_S
+    assert choice.due_at_s == now_s + SILENT_S
 
 
 def test_a_process_that_slept_itself_looks_once_more(choice):
     choice.asked(10.0)
     assert choice.move(17.0) is None  # the answer may lie unread
-    assert choice.due_at_s() == 17.0 + SILENT_S
+    assert choice.due_at_s == 17.0 + SILENT_S
     assert choice.move(17.0 + SILENT_S) is MoveReason.SILENT
 
 

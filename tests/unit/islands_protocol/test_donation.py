@@ -1,6 +1,7 @@
 """Both sides of a donation, wired back to back by hand: a clock, lost parts, and donors that fail in every way."""
 
 import asyncio
+import math
 from collections import Counter
 from functools import partial
 
@@ -82,7 +83,7 @@ def test_a_state_is_fetched_in_parts_checked_whole_and_used():
     assert me.part(2) == []
     assert me.part(1) == [whole("1.40")]
     assert me.do(me.core.checked, "") == [Settled(source=StateSource.DONOR, detail=f"of a, {3 * PART_BYTES} bytes")]
-    assert me.core.next_deadline_s() is None
+    assert me.core.due_at_s == math.inf
 
 
 def test_where_nobody_can_give_an_island_starts_fresh_at_once():
@@ -174,7 +175,7 @@ def test_patience_ends_whatever_is_under_way():
         assert me.settled is None
         me.at(PATIENCE_S)
         assert me.settled.source is StateSource.FRESH
-        assert me.core.next_deadline_s() is None
+        assert me.core.due_at_s == math.inf
 
 
 # --- the donor ----------------------------------------------------------------------------------------------------
@@ -257,8 +258,8 @@ class NarrowLink:
                     self.sources[name] = action.source
                 case Note():
                     self.failed.append(action.fields)
-        deadline_s = self.receivers[name].next_deadline_s()
-        if deadline_s is not None:
+        deadline_s = self.receivers[name].due_at_s
+        if deadline_s < math.inf:
             self.queue.at(deadline_s, partial(self.receive, name, self.receivers[name].advance))
 
     def give(self, call, *args):
