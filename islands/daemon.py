@@ -212,7 +212,7 @@ class Pace:
         self._step_s, self._check, self._machine = step_s, check, machine
 
     def begin(self) -> None:
-        """A step begins."""
+        """Notes the beginning of a step."""
         self._began_s = clocks.monotonic()
 
     def end(self) -> None:

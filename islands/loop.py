@@ -356,7 +356,7 @@ class Island:
             self._between.fall_out(lambda: self.leave(reason, departure), ending=ending)
 
     def _forked(self) -> None:
-        """A child has no communication thread; what is on disk, and the place in the run, are its parent's."""
+        """Ends the island in a forked child: thread, files and the place in the run are the parent's."""
         atexit.unregister(self._at_exit)
         self._left, self._elsewhere = True, self._exchange.forked(self.id)
         self._share.lose(self._elsewhere)

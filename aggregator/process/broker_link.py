@@ -142,7 +142,7 @@ class Link:
         return self.endpoints[Channel.BULK].carried
 
     async def send_bulk(self) -> None:
-        """Sends what is queued, oldest first, until cancelled. Whoever queued it does so again if it is lost.
+        """Sends queued messages, oldest first, until cancelled; a lost one is queued again by its sender.
 
         Over each connection it attaches before all else. What waits for one, or for room in it, gives way to what is
         newer in its place.

@@ -124,7 +124,7 @@ class LeaseKey:
         self._confirmed = False  # what was taken was there when it was renewed
 
     async def read(self) -> LeaseView:
-        """Returns the lease as it stands."""
+        """Returns the present lease."""
 
         async def read(redis: Redis) -> LeaseView:
             async with redis.pipeline(transaction=True) as pipe:
@@ -218,7 +218,7 @@ class Term:
         await self._registry.aclose()
 
     async def renew(self, in_sync: tuple[str, ...], standbys: tuple[str, ...]) -> Renewed | RenewFailed:
-        """Renews the lease, says who is in sync and which standbys are heard, and returns what came of it."""
+        """Renews the lease with the standbys in sync and those heard; returns the outcome."""
         try:
             granted, holder, epoch = await self._lease.renew(
                 holder=self.name, epoch=self.epoch, in_sync=in_sync, standbys=standbys

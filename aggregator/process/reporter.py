@@ -90,7 +90,7 @@ class Reporter:
         self._events.append({"n": self._number, "event": name, **fields})
 
     def committed(self, fields: Mapping[str, Any]) -> None:
-        """Remembers who is in a version: the fields of its note."""
+        """Remembers the contributors of a version."""
         everybody = fields["contributions"]
         heaviest = sorted(range(len(everybody)), key=lambda i: -everybody[i]["merge_weight"])[:MAX_CONTRIBUTIONS]
         told = [everybody[i] for i in sorted(heaviest)]

@@ -140,7 +140,7 @@ class Workers:
         await _in(self._compute, self._warm_up_now, recipe)
 
     def _warm_up_now(self, recipe: Recipe) -> None:
-        """In the computing thread, so that merges queue behind it."""
+        """Compiles in the computing thread, so that merges queue behind it."""
         self._outer_step = warmed_up(recipe)
 
     async def close(self) -> None:
@@ -239,7 +239,7 @@ class Workers:
         return self._store.mend(durable.commit, state)
 
     def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, durable: VersionFile) -> Made:
-        """In the computing thread."""
+        """Merges, in the computing thread."""
         began_s = clocks.monotonic()
         assert self._outer_step is not None, "a merge came before the warm-up"
         for each in tuple(self.durable.values()):
@@ -306,7 +306,7 @@ class Workers:
             await _in(self._disk, self._store.prune, p)
 
     def _commit_now(self, commit: Commit, state: FragmentState) -> VersionFile:
-        """In the thread of the disk."""
+        """Writes a commit, in the thread of the disk."""
         self._store.commit(commit, state, prune=False)
         return self._store.newest_file(commit.fragment_id)
 

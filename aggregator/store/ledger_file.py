@@ -208,7 +208,7 @@ class LedgerFile:
         self._renamed = False  # since the directory was flushed
 
     def owes(self, commit: Commit) -> bool:
-        """Whether a commit is durable, and has no line yet."""
+        """Returns whether a commit is durable, and has no line yet."""
         return key_of(commit) in self._owed
 
     def owe(self, commit: Commit) -> None:

@@ -61,7 +61,7 @@ class Header:
     life: Mapping[str, Any] | None = field(default=None)
 
     def text(self) -> bytes:
-        """Returns it as it stands on the tape."""
+        """Returns the line of the tape."""
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
     @classmethod
@@ -109,7 +109,7 @@ def closed_of(path: Path) -> dict[int, Path]:
 
 
 def is_tape(path: Path) -> bool:
-    """Whether any part of a tape is there. Between two segments ``path`` itself is missing for a moment."""
+    """Returns whether there is a tape; between two segments ``path`` itself is missing for a moment."""
     return path.is_file() or bool(closed_of(path))
 
 
@@ -218,7 +218,7 @@ class TapeReader:
         return False
 
     def _is_closed(self) -> bool:
-        """True once another segment has begun after the one that is read."""
+        """Returns True once another segment has begun after the one that is read."""
         return any(number > self.segment for number in segments_of(self._path))
 
     def _open(self) -> bool:

@@ -36,7 +36,7 @@ PAUSE_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a snapshot is of.
+    """Run, versions and time of a snapshot.
 
     Attributes:
         name: Chosen by whoever made it.
@@ -94,7 +94,7 @@ def save(store: Path, name: str) -> Snapshot:
 
 
 def listed(store: Path) -> list[Snapshot]:
-    """Returns the snapshots of a store, oldest first; what is no whole snapshot is passed over.
+    """Returns the whole snapshots of a store, oldest first.
 
     Raises:
         Unavailable: They cannot be read.

@@ -365,7 +365,7 @@ class Store:
         replace(path, write)
 
     def _check_open(self, then: str) -> None:
-        """Whoever has given the lock up must not touch what may be another's by now."""
+        """Raises if the store was closed: another process may own it."""
         if self._lock_fd < 0:
             raise LocalProtocolError(f"the store {self._directory} is closed, {then}")
 

@@ -54,12 +54,12 @@ class ModelDirectory:
 
     @cached_property
     def weights(self) -> Weights:
-        """The tensors in its files."""
+        """Returns the tensors in its files."""
         return open_weights(self.path, field="model")
 
     @cached_property
     def config(self) -> Any:
-        """The model's configuration, as transformers reads it; code of the directory is never run."""
+        """Returns the model's configuration as transformers reads it; code of the directory is never run."""
         try:
             return AutoConfig.from_pretrained(self.path, trust_remote_code=False, local_files_only=True)
         except (ValueError, OSError, KeyError) as err:
@@ -67,7 +67,7 @@ class ModelDirectory:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of the directory.
+        """Returns the tokenizer of the directory.
 
         Raises:
             ConfigError: It has none, or one whose tokens the model lacks.
@@ -100,7 +100,7 @@ class ModelDirectory:
 
     @cached_property
     def small_files(self) -> dict[str, bytes]:
-        """All files except weights: name -> bytes.
+        """Returns all files except weights: name -> bytes.
 
         Raises:
             ConfigError: They are more than 32 MB, or a link leads out of the directory; names the file and the cure.

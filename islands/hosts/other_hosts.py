@@ -191,7 +191,7 @@ class OtherHosts:
     # --- orders -----------------------------------------------------------------------------------------------
 
     def joined(self, joined: Joined, settings: RunSettings, blocks: tuple[Block, ...]) -> None:
-        """The island is a member: the hosts learn what of.
+        """Sends all other hosts the terms of the membership.
 
         Raises:
             ConfigError: The run's recipe is not for islands of several hosts, or it has cut a tensor.
@@ -292,7 +292,7 @@ class OtherHosts:
         return await self._workers.do(put_together)
 
     def begin(self, begun: StateFound) -> None:
-        """The speaker begins with this state of the optimizer, and so do all others."""
+        """Has all hosts begin with the speaker's state of the optimizer."""
         if begun is self._begun:
             return
         self._begun = begun
@@ -300,7 +300,7 @@ class OtherHosts:
             self._give(host)
 
     def use(self, broker: int) -> None:
-        """The island speaks through another broker."""
+        """Tells all hosts the broker to send to from now on."""
         self._to_all(m.Use(broker=broker))
 
     def core_has_moved(self, open_steps: Mapping[int, Keys], *, delivered: bool, finished: bool) -> None:

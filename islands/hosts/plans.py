@@ -59,11 +59,11 @@ class Plans:
     # --- the communication thread -----------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """Training will begin after this step; before it has begun."""
+        """Sets the step after which training will begin."""
         self.gate.entered = self.passed = self._arrived_at = step
 
     def placed(self, install: Install) -> None:
-        """A version is placed: a plan may name it."""
+        """Takes a version that is placed: a plan may name it from now on."""
         self._placed[install.fragment_id, install.fragment_version] = install
 
     def stand(self, plan: m.Plan) -> None:
@@ -79,7 +79,7 @@ class Plans:
     # --- the training thread ----------------------------------------------------------------------------------
 
     def arrive(self, step: int) -> bool:
-        """Training has come to the boundary after ``step``; returns whether a plan for it is now in ``due``.
+        """Returns True if a plan for the boundary after ``step`` is now in ``due``; training is there.
 
         Waits, rarely, until the hosts have agreed. Raises what ends the island.
         """
@@ -110,23 +110,23 @@ class Plans:
         return True
 
     def carried_out(self) -> None:
-        """What was in ``due`` was done."""
+        """Notes that everything in ``due`` was done."""
         due = self._exchange.due
         due.watched, due.snapshot_wanted = frozenset(), False
         self.passed = NEVER if self.stopped else self._arrived_at
         self._exchange.wake()
 
     def stop(self) -> None:
-        """No further step will be run."""
+        """Notes that no further step will be run."""
         self.stopped = True
         self.gate.enter(NEVER)
 
     def refused(self, error: ConfigError) -> None:
-        """The island cannot join: where nobody catches this error, the process ends with its status."""
+        """Has this process end with the status of an error of joining, if nobody catches it."""
         end_if_uncaught(error, last=self.speaks)
 
     def break_off(self, leave: Callable[[], None], *, ending: bool) -> None:
-        """This host falls out in mid-training: nothing at the end of its process may wait for others.
+        """Leaves in mid-training, so that nothing at the end of this process waits for other hosts.
 
         Args:
             leave: Says goodbye.
@@ -177,12 +177,12 @@ class Planner:
         self._on_its_way: tuple[int, m.Plan, list[Batch]] | None = None  # number, plan before it, what it installs
 
     def begin(self, joined: Joined) -> None:
-        """The island is a member: training begins there."""
+        """Begins the plans of a member of the run."""
         self._num_fragments, self._proposed_at = len(joined.manifest), joined.start_step
         self._plans.begin(joined.start_step)
 
     def heard(self, host: int, at: m.HostAt) -> None:
-        """Another host has come so far."""
+        """Notes how far another host has come."""
         self._speaker.heard(host, NEVER if at.stopped else at.step, clocks.monotonic())
 
     def silent(self) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ class Planner:
         return self._speaker.lost(now_s)
 
     def voted(self, host: int, answer: m.Answer) -> None:
-        """A host has answered to a proposal."""
+        """Counts the answer of a host to a proposal, and tells the decision if there is one."""
         decision = self._speaker.voted(host, answer, clocks.monotonic())
         if decision is None:
             return
@@ -281,7 +281,7 @@ class Planner:
             self._on_its_way = None
 
     def _take_out(self, plan: m.Plan) -> list[Batch]:
-        """A plan will be carried out: what is in it is not due any more. Returns what it installs."""
+        """Takes a plan that will be carried out off what is due; returns what it installs."""
         self._fixed, due = plan, self._due
         taken = {(each.fragment_id, each.fragment_version) for each in plan.installs}
         batches, due.ready = due.ready, deque()

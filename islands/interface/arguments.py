@@ -89,7 +89,7 @@ def scalar(field: str, value: Any, cure: str) -> Any:
 
 
 def on_device(value: Any) -> bool:
-    """Whether reading a value may wait for a device: an array of JAX, by what only those have."""
+    """Returns whether reading a value may wait for a device: an array of JAX, by what only those have."""
     return hasattr(value, "block_until_ready")
 
 
@@ -103,7 +103,7 @@ def is_real(dtype: Any) -> bool:
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether elements are floating-point numbers and not complex: bfloat16 and smaller ones included."""
+    """Returns whether elements are real floating-point numbers, bfloat16 and smaller ones included."""
     try:
         ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     except (TypeError, ValueError):
@@ -112,7 +112,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether elements are keys of random sequences in JAX."""
+    """Returns whether elements are keys of random sequences in JAX."""
     return str(dtype).startswith("key<")
 
 

@@ -146,7 +146,7 @@ class Adoption:
         return bool(under_way) and sum(sizes) > max(ROOM_BYTES, training.model_bytes // ROOM_SHARE)
 
     def _early(self, fragment: Fragment, recipe: Recipe) -> bool:
-        """Whether a version is to wait: with a fixed schedule it is adopted tau steps after the last capture.
+        """Returns whether a version is to wait: a fixed schedule adopts tau steps after the last capture.
 
         What is prepared after one boundary is installed at the next.
         """
@@ -186,7 +186,7 @@ class Adoption:
             self.want_anew(now_s, actions)
 
     def installed(self, fragment_ids: tuple[int, ...]) -> None:
-        """These versions are in the local parameters since the boundary where training stands."""
+        """Notes the versions that were installed at the boundary where training stands."""
         training = self._training
         for fragment in (training.fragments[p] for p in fragment_ids):
             fragment.doing.take("installed")
@@ -231,7 +231,7 @@ class Adoption:
     # --- in the place of spoilt parameters --------------------------------------------------------------------
 
     def refused(self, resolution: Resolution, actions: list[Action]) -> None:
-        """A contribution was refused for good: where the local parameters are to blame, takes the global ones."""
+        """Takes the global parameters where the local ones got a contribution refused for good."""
         training = self._training
         if resolution.reason is Reason.STALE:
             self._replace_stale(resolution.fragment_id)

@@ -81,29 +81,29 @@ class BrokerChoice:
     # --- what happens -----------------------------------------------------------------------------------------
 
     def start(self, now_s: float) -> None:
-        """The driver begins to connect to the broker :attr:`at`."""
+        """Begins with the broker :attr:`at`, to which the driver connects."""
         self._stands = self._stood = False
         self._down_since_s = now_s
         self._asked_at_s = self._leaderless_since_s = None
 
     def welcomed(self, heartbeat_interval_s: float) -> None:
-        """The run says how often heartbeats are sent."""
+        """Notes how often heartbeats are sent."""
         self._heartbeat_interval_s = heartbeat_interval_s
 
     def line(self, stands: bool, now_s: float) -> None:
-        """The connection stands, or was lost."""
+        """Notes that the connection stands, or was lost."""
         if self._stands and not stands:
             self._down_since_s = now_s
         self._stands, self._stood = stands, self._stood or stands
         self._asked_at_s = None
 
     def asked(self, now_s: float) -> None:
-        """Something was sent that is answered at once in good times."""
+        """Notes that something was sent which is answered at once in good times."""
         if self._asked_at_s is None:
             self._asked_at_s = now_s
 
     def listen(self, envelope: Envelope, now_s: float) -> None:
-        """A message came: the broker lives, and perhaps an aggregator answers through it."""
+        """Learns from a message that the broker lives, and perhaps an aggregator behind it."""
         match envelope.message:
             case Welcome() | FleetState():
                 self.answered(now_s)
@@ -113,18 +113,18 @@ class BrokerChoice:
                 self.heard()
 
     def heard(self) -> None:
-        """Something came."""
+        """Notes that something came."""
         self._asked_at_s, self._moves = None, 0
 
     def answered(self, now_s: float) -> None:
-        """An aggregator's answer came."""
+        """Notes an aggregator's answer, and how long it took."""
         if self._asked_at_s is not None:
             self._answer_s = max(now_s - self._asked_at_s, 0.9 * self._answer_s)
         self.heard()
         self._leaderless_since_s, self._leaderless_moves = None, 0
 
     def leaderless(self, now_s: float) -> None:
-        """The broker says that no aggregator answers."""
+        """Notes the broker's word that no aggregator answers."""
         self.heard()
         if self._leaderless_since_s is None:
             self._leaderless_since_s = now_s

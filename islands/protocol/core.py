@@ -324,7 +324,7 @@ class Island:
         actions.append(Send(to=AGGREGATOR, message=part))
 
     def _welcome(self, welcome: Welcome, now_s: float, actions: list[Action]) -> None:
-        """A life begins: that of the process, with which the driver begins too, or a later one."""
+        """Begins a life: that of the process, with which the driver begins too, or a later one."""
         training = self._training
         first = training.welcomed(welcome)
         self._fleet.welcomed(welcome)
@@ -358,7 +358,7 @@ class Island:
         self._fleet.resume(paused.cursors)
 
     def _fleet_state(self, state: FleetState, carried: Carried | None, now_s: float, actions: list[Action]) -> None:
-        """A shard answers: the fates of contributions, open rounds, published versions."""
+        """Takes in a shard's answer: the fates of contributions, open rounds, published versions."""
         self._member.known()
         if carried is not None:
             if self._bulk not in (None, carried.connection):

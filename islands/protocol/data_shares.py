@@ -98,7 +98,7 @@ class DataShare:
         return made
 
     def lose(self, error: LocalProtocolError) -> None:
-        """This process was forked from the island's, and the share does not go on in it: :meth:`take` raises."""
+        """Makes :meth:`take` raise, in a process that was forked from the island's."""
         self._elsewhere = error
 
     def hold(self, blocks: Sequence[Block], life: int) -> None:
@@ -155,7 +155,7 @@ class DataShare:
         return batch
 
     def trained(self) -> TrainedBatch:
-        """A step was run: returns the batch it was trained on, which is the oldest taken, else the next one."""
+        """Returns the batch that a step was trained on: the oldest one taken, else the next one."""
         batch = self._ahead.popleft() if self._ahead else self._next()
         self._at_hand = batch.block
         return batch
@@ -181,7 +181,7 @@ class Trail:
         return {taken.block for _, taken, _ in self._runs}
 
     def add(self, step: int, taken: TrainedBatch) -> None:
-        """Step number ``step`` (from 0) was trained on a batch; steps come in order."""
+        """Notes the batch of step number ``step`` (from 0); steps come in order."""
         if self._runs and step == self._ends_at:
             first, begun, num = self._runs[-1]
             if TrainedBatch(begun.block, begun.batch + num) == taken:

@@ -110,7 +110,7 @@ class Receiver:
         return self.at.stage
 
     def named(self, message: Donor, now_s: float, actions: list[Action]) -> None:
-        """The aggregator has named a donor, or says that there is none."""
+        """Fetches from the donor that the aggregator has named, or starts fresh if there is none."""
         if self.stage is not Stage.ASKING or message.island_id in self._tried:
             return
         if not message.island_id:
@@ -122,7 +122,7 @@ class Receiver:
         self._fetch([0], actions)
 
     def part(self, sender: str, part: StatePart, flaw: str, now_s: float, actions: list[Action]) -> None:
-        """A part has arrived, perhaps of a donor that was given up, or once more."""
+        """Takes in a part, perhaps of a donor that was given up, or one that is here already."""
         if self.stage is not Stage.FETCHING or sender != self.donor or flaw:
             return  # with a flaw: asked for again
         wrong = self._wrong(part)
@@ -149,7 +149,7 @@ class Receiver:
         self._fetch([self._unasked.pop() for _ in range(min(room, len(self._unasked)))], actions)
 
     def checked(self, flaw: str, now_s: float, actions: list[Action]) -> None:
-        """The driver has looked at the whole state: it fits, or ``flaw`` says why not."""
+        """Settles with a state that the driver has checked, or gives the donor up for its ``flaw``."""
         if self.stage is not Stage.CHECKING:
             return
         if flaw:
@@ -177,7 +177,7 @@ class Receiver:
             self._fetch(parts, actions)
 
     def end(self, reason: str, actions: list[Action]) -> None:
-        """Nothing more can come: the run ends."""
+        """Starts fresh if a donor is still waited for: the run ends."""
         if self.stage in (Stage.ASKING, Stage.FETCHING):
             self._settle_fresh(reason, actions)
 
@@ -200,7 +200,7 @@ class Receiver:
         self._pauses.tried(now_s)
 
     def _hear_donor(self, now_s: float) -> None:
-        """A sound part has come, if only a copy: those behind it may be on their way for as long again."""
+        """Begins the pauses anew at a sound part, if only a copy: the others may take as long again."""
         if self._state_id and self._pauses.attempts == 1:  # neither the donor's copying nor a pause is in this time
             self._patience.took(now_s - self._heard_s)
         self._pauses = self._patience.backoff(PART_BYTES)
@@ -284,7 +284,7 @@ class Giver:
                 actions.append(CopyState())
 
     def copied(self, parts: tuple[Payload, ...], state_bytes: int, now_s: float, actions: list[Action]) -> None:
-        """The copy is made; no parts at all: this training loop has no state to show."""
+        """Gives parts of the copy to those who wait; no parts: this training loop shows no state."""
         self._copying, self._parts, self._bytes = False, parts, state_bytes
         self.due_at_s = now_s + HOLD_S if parts else math.inf
         waiting, self._waiting = self._waiting, {}

@@ -75,7 +75,7 @@ class Fleet:
         self._trained_to: Mapping[int, int] = {}  # block -> by an earlier process of this life
 
     def resume(self, cursors: Mapping[int, int]) -> None:
-        """An earlier process of this life has trained its blocks so far: the aggregator may not know."""
+        """Skips what an earlier process of this life has trained; the aggregator may not know of it."""
         self._trained_to = cursors
         self.blocks = self._trained(self.blocks)
 
@@ -127,7 +127,7 @@ class Fleet:
         return True
 
     def desert(self) -> None:
-        """The broker says that the run has ended and has no leader left: missing versions stay missing.
+        """Ends without the missing versions: by the broker's word the run is over and has no leader.
 
         An island that has heard of the end already gets the last versions: they are on their way, from the broker.
         """

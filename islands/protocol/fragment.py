@@ -145,7 +145,7 @@ class Fragment:
         return self.overwrite or (self.incoming is not None and self.incoming_keep == 0)
 
     def answerable(self, at: Point) -> bool:
-        """Whether an open round can be answered now, ``at`` being the last boundary.
+        """Returns whether an open round can be answered now, ``at`` being the last boundary.
 
         A copy that was handed over already says nothing of the steps since: answering "nothing" would be a lie, and
         cost this island the round. The next boundary brings a new copy.

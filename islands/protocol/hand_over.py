@@ -90,7 +90,7 @@ class HandOver:
         return self._at_hand, tuple(n for n in numbers if n < self._at_hand and n not in needed)
 
     def begin_blocks(self) -> None:
-        """A life begins: numbers of blocks are those of one life."""
+        """Forgets the numbers of blocks: each life has its own."""
         self._at_hand = self._asked_from = 0
 
     # --- from one process to the next -------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class HandOver:
         actions.append(Capture(fragment_id=p, step=copy.step, codec=self._link.codec))
 
     def _leaves_out(self, fragment: Fragment) -> bool:
-        """Whether the link leaves no room for this round; its steps are in the next contribution."""
+        """Returns whether the link has no room for this round; the next contribution has its steps."""
         return not fragment.flushing and fragment.rounds_since < self._link.rounds
 
     def _look_at(self, link: Link, now_s: float, actions: list[Action]) -> None:

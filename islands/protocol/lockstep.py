@@ -37,7 +37,7 @@ class Lockstep:
         return frozenset(p for p in self._moving if step == self._due(p, versions[p]))
 
     def holds(self, step: int, versions: Sequence[int]) -> bool:
-        """Whether training waits after ``step``: a version that it needs is not in the parameters."""
+        """Returns whether training waits after ``step`` for a version that it needs."""
         return bool(self._moving) and any(step >= self._due(p, versions[p]) + self._overlap for p in self._moving)
 
     def _due(self, p: int, version: int) -> int:

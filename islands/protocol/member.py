@@ -92,11 +92,11 @@ class Member:
         return True
 
     def known(self) -> None:
-        """An aggregator speaks to this life: nobody has taken its name."""
+        """Notes that an aggregator speaks to this life: nobody has taken its name."""
         self._fenced_since_s = None
 
     def refused(self, refused: Refused, now_s: float, actions: list[Action]) -> None:
-        """Something sent was refused: joins as the next life, gives up, or lets it be sent again in time."""
+        """Answers a refusal: joins as the next life, gives up, or lets the message be sent again."""
         if refused.reason is Reason.NOT_LEADER and refused.kind in ("heartbeat", "join"):
             return  # nothing is wrong with either, and both are repeated: what follows is in broker_choice
         facts = {"kind": refused.kind, "reason": str(refused.reason), "detail": refused.detail}
@@ -124,7 +124,7 @@ class Member:
                 pass  # whatever was refused is sent again in time, or its resolution says why not
 
     def _rejoin(self, actions: list[Action]) -> None:
-        """The aggregator does not know this life: joins as the next one, from here, with nothing to hand over."""
+        """Joins as the next life, from here, with nothing to hand over: this one is not known."""
         self.nonce = f"{self.nonce.split('.')[0]}.{self.incarnation}"
         self.join = replace(self.join, nonce=self.nonce, island_id=self.island_id, resumes="")
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
@@ -135,15 +135,15 @@ class Member:
     # --- what it says -----------------------------------------------------------------------------------------
 
     def beat_now(self, now_s: float) -> None:
-        """Something has changed that others wait to hear of: the next heartbeat is due."""
+        """Makes the next heartbeat due: others wait to hear of a change."""
         self._heartbeat_at_s = now_s
 
     def beat_besides(self) -> None:
-        """Something is wanted: a heartbeat is due at once, besides those that keep their times."""
+        """Adds a heartbeat at once; those that follow keep their times."""
         self._beats_besides = True
 
     def introduce(self) -> None:
-        """The broker may know nothing: a heartbeat is due at once, or else the next join.
+        """Adds a heartbeat, or a join, at once: the broker may know nothing.
 
         The others keep their times. All islands hear of a new broker at once: from then on their heartbeats would come
         together, a thousand in a moment.

@@ -42,6 +42,6 @@ class Paused:
     contributions: tuple[Contribution, ...]
 
     def fits(self, welcome: Welcome) -> bool:
-        """Whether the run lets a process in as this very life."""
+        """Returns whether the run lets a process in as this very life."""
         same = (welcome.island_id, welcome.incarnation) == (self.island_id, self.incarnation)
         return same and len(welcome.fragments) == len(self.overwritten_tokens) and welcome.start_step <= self.at.step

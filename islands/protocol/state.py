@@ -88,18 +88,18 @@ class Training:
             fragment.resume(paused.at, overwritten_tokens)
 
     def disowned(self) -> None:
-        """This life is over: its contributions are nobody's, and global parameters replace the local ones."""
+        """Ends this life: its contributions are dropped, and global parameters replace the local ones."""
         for fragment in self.fragments.values():
             fragment.outstanding.clear()
             fragment.overwrite = True
 
     def restored(self, source: StateSource) -> None:
-        """Training begins, with an optimizer state from ``source``."""
+        """Notes the source of the optimizer state that training begins with."""
         self.optimizer = source
         self._optimizer_from = self.at.step if source is StateSource.FRESH else None
 
     def refreshed(self) -> None:
-        """The inner optimizer is a fresh one from here on."""
+        """Notes that the inner optimizer starts afresh here."""
         self._optimizer_from = self.at.step
 
     @property

@@ -218,7 +218,7 @@ class Connections:
 
 
 class Unreadable:
-    """What becomes of messages that cannot be read: they are counted and logged.
+    """Counts and logs messages that cannot be read.
 
     One in another version of the protocol ends the joining, if there is no other broker to try.
 
@@ -320,7 +320,7 @@ class Outbox:
             self.empty.set()
 
     def _too_many(self, posted: Posted) -> bool:
-        """Whether it waits here already, or enough of its kind do."""
+        """Returns whether it waits here already, or enough of its kind do."""
         message = posted.message
         if isinstance(message, StatePart):
             others = [(each.to, each.message) for each in self._waiting if isinstance(each.message, StatePart)]

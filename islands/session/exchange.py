@@ -162,7 +162,7 @@ class StateFound:
 
 @dataclass(slots=True)
 class Due:
-    """What the training thread is to do at its next boundary, and what it learns there.
+    """Orders and news for the training thread at its next boundary.
 
     Of an island of one host the communication thread writes it. Of several, every host's own is written by the plans
     that they carry out (:mod:`islands.hosts.plans`), and the speaker's communication thread writes another one, of
@@ -306,7 +306,7 @@ class Offers:
         self._held: dict[int, Install] = {}  # of a recovery, until every fragment is there
 
     def recover(self) -> None:
-        """From here on, versions that replace everything are one batch, with a fresh optimizer."""
+        """Collects the versions that replace everything into one batch, with a fresh optimizer."""
         self._recovering = True
 
     def offer(self, install: Install, fragments: Collection[Fragment]) -> None:

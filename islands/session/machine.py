@@ -55,7 +55,7 @@ class Bell(Protocol):
         ...
 
     def end(self) -> None:
-        """Nobody rings any more."""
+        """Stops all calls of :meth:`ring`."""
         ...
 
 

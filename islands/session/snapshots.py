@@ -51,7 +51,7 @@ class Snapshots:
         return checkpoint.file_of(self._config.state_dir, self._core.island_id)
 
     def joined(self, now_s: float) -> None:
-        """The island has an id, and its checkpoint a name: they are saved from now on."""
+        """Begins to save checkpoints: the island has its id, and the file its name."""
         if self._config.state_dir is not None:
             self._save_at_s = now_s + self._config.checkpoint_interval_s
 

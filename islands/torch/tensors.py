@@ -291,7 +291,7 @@ class Blank(InPlaceLeaf):
         return _copies(leaves)
 
     def _never(self, *_: Any, **__: Any) -> Any:
-        """Never called: no parameter is blank."""
+        """Raises: no parameter is blank, so nobody calls it."""
         raise TypeError("a blank leaf has no values")
 
     before = install = place_positions = sample = _never

@@ -93,7 +93,7 @@ class Weights(Mapping[str, Array]):
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
-        """Name -> 32 hex digits over number format, shape and bytes; cached beside each file."""
+        """Returns name -> 32 hex digits over number format, shape and bytes; cached beside each file."""
         by_file: dict[Path, dict[str, Stored]] = {}
         for name, tensor in self._tensors.items():
             if isinstance(tensor, Stored):

@@ -26,9 +26,7 @@ RIDDLE = re.compile(
 )
 #: Rooms that still have some; no new one comes in.
 WITH_RIDDLES = {
-    "aggregator": {"process", "store"},
     "broker": {"gateway", "process", "transport"},
-    "islands": {"", "hosts", "session"},
     "ops": {"virtual"},
 }
 
