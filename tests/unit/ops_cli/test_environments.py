@@ -13,7 +13,7 @@ from ops import asked_task, launcher
     ("words", "needed"),
     [
         (["up"], False),
-        (["up", "--task", "islands.images:task"], False),
+        (["up", "--task", "islands.language:task"], False),
         (["up", "--task", "islands.hf:task", "--task-option", "model=m"], True),
         (["island", "--task=islands.hf:task"], True),
         (["up", "--task", "examples.torch_task:task"], True),

@@ -101,7 +101,7 @@ def test_the_lock_of_the_image_has_the_same_files_of_what_runs_need_and_no_tools
 
     assert files(RUNTIME_LOCK).items() < files(LOCK).items()
     extras = PROJECT["project"]["optional-dependencies"]
-    used = [extras[name] for name in ("dashboard", "images", "metrics", "objects", "otel")]
+    used = [extras[name] for name in ("dashboard", "metrics", "objects", "otel")]
     needed = names_of([*PROJECT["project"]["dependencies"], *(each for extra in used for each in extra)])
     pinned = set(re.findall(r"^([a-z0-9-]+)==", RUNTIME_LOCK, re.M))
     assert needed <= pinned
