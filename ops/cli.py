@@ -192,12 +192,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "plan": Command(
         module="ops.forecast_commands.plan",
-        summary="computes what a fleet needs: bandwidth, memory, time, staleness, cost",
+        summary="computes what a fleet needs: bandwidth, memory, time, staleness",
         example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
         everyday={
             "the model and the fleet": ("--params", "--sites", "--step-time", "--bandwidth", "--fleet"),
             "how to train": ("--codec", "--sync-interval", "--utilisation"),
-            "answers": ("--price", "--json"),
+            "answers": ("--json",),
         },
     ),
     "explain": Command(

@@ -18,7 +18,7 @@ from broker.wire.headers import room_bytes
 from broker.wire.messages import Codec
 from ops.forecast.footprint import FragmentBytes, cut, wire_of
 
-#: The most of prices, and of numbers in a fleet's file: more is a slip of the pen, and overflows sums.
+#: The most of numbers in a fleet's file: more is a slip of the pen, and overflows sums.
 MOST = 1e18
 #: The least utilisation to ask for: below it a bandwidth is no number.
 LEAST_UTILISATION = 1e-6
@@ -26,9 +26,8 @@ LEAST_UTILISATION = 1e-6
 #: The limits of a run that nobody has changed.
 _USUAL: Final = AggregatorConfig()
 
-#: Cures for questions that need the links, or the accelerators.
+#: Cure for questions that need the links.
 GIVE_BANDWIDTH: Final = "give --bandwidth, or with --fleet gbps in each [[island]],"
-GIVE_ACCELERATORS: Final = "give --accelerators as well, or with --fleet accelerators in each [[island]]"
 
 
 class Mode(StrEnum):
@@ -96,9 +95,7 @@ class Training:
     utilisation: float = setting(0.95, "share of time to compute; decoupled islands always compute")
     assume: Assume = setting(Assume.ATOLL, "what our programs send, or what published figures rest on")
 
-    price: float | None = setting(None, "of an accelerator-hour", subject="money and memory")
-    price_per_gb: float | None = setting(None, "of a GB that leaves a site")
-    host_memory_gb: float | None = setting(None, "of one host: checked")
+    host_memory_gb: float | None = setting(None, "of one host: checked", subject="memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +127,6 @@ class Fleet(Training):
         check("shards", self.shards, 1, min(MAX_SHARDS, self.fragments), ": each has at least one of the fragments")
         check("overlap", self.overlap, 0, 10_000, " inner steps, 2 is usual")
         check("host_memory_gb", self.host_memory_gb, 1e-9, 1e12)
-        check("price", self.price, 0, MOST)
-        check("price_per_gb", self.price_per_gb, 0, MOST)
 
     @property
     def codec_of_versions(self) -> Codec:

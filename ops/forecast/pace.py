@@ -1,4 +1,4 @@
-"""Forecasts one mode without failures: bandwidth, time, staleness, tokens and cost. Pure.
+"""Forecasts one mode without failures: bandwidth, time, staleness and tokens. Pure.
 
 A decoupled site on a link that is narrower than the pace of the others takes keeps it full. Up, each of P fragments
 waits for the others and is handed over again when it has arrived: a contribution covers as many times more steps as the
@@ -21,7 +21,7 @@ from statistics import fmean
 
 from broker.base.errors import ConfigError
 from ops.forecast.failures import DAY_S
-from ops.forecast.fleet import GIVE_ACCELERATORS, Assume, Fleet, Mode, check_overlap, lower_median
+from ops.forecast.fleet import Assume, Fleet, Mode, check_overlap, lower_median
 from ops.forecast.links import Load, achieved, carried_bytes, journeys_s, load_of, merging_steps, required
 
 #: So many versions more, beyond one below the limit, and 1 / e of the tokens are merged: ages scatter widely there.
@@ -68,14 +68,6 @@ class Forecast:
     round_down_bytes: float  # the same, into it
     traffic_gb_per_day: float  # bytes that leave a site, all sites and the broker together
     tokens_per_day: float  # merged ones
-    cost_per_day: float | None  # in the currency of the prices; None: none was given
-
-    @property
-    def cost_per_billion_tokens(self) -> float | None:
-        """Cost per 10^9 merged tokens; None without prices, or if no tokens are merged."""
-        if self.cost_per_day is None or self.tokens_per_day <= 0:
-            return None
-        return self.cost_per_day / self.tokens_per_day * 1e9
 
 
 def forecast(fleet: Fleet, mode: Mode) -> Forecast:
@@ -155,7 +147,6 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         round_down_bytes=own_down * per_round,
         traffic_gb_per_day=traffic,
         tokens_per_day=counting * DAY_S * waiting,
-        cost_per_day=_cost_per_day(fleet, traffic),
     )
 
 
@@ -231,12 +222,3 @@ def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: 
         age=age,
         in_time=fresh,
     )
-
-
-def _cost_per_day(fleet: Fleet, traffic_gb: float) -> float | None:
-    if fleet.price is None and fleet.price_per_gb is None:
-        return None
-    if fleet.price is not None and fleet.accelerators is None:
-        raise ConfigError("price", fleet.price, f"is for an accelerator-hour: {GIVE_ACCELERATORS}")
-    hours = 24 * (fleet.accelerators or 0)
-    return hours * (fleet.price or 0.0) + traffic_gb * (fleet.price_per_gb or 0.0)

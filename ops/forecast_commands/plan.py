@@ -24,7 +24,7 @@ MOST_SITES = 1_000
 
 _EPILOG = """
 --json prints one object: mode, bandwidth_gbps, beyond, fits, link_gbps, utilisation, round_s, rounds_apart_s,
-sync_interval_steps, rounds_open, staleness, memory_bytes, tokens_per_day, cost, traffic, settings, sites,
+sync_interval_steps, rounds_open, staleness, memory_bytes, tokens_per_day, traffic, settings, sites,
 assumptions, notes, alternatives (the other modes) and choice (with --bandwidth).
 bandwidth_gbps is the need for the given H: "up" and "down" of each site, "broker_up" and
 "broker_down", and "exact": the wider direction of a site before it was moved to a grid. beyond says why no bandwidth is

@@ -64,7 +64,6 @@ _FIGURES = (
 
 
 def _forecast_as_json(each: Forecast) -> dict[str, Any]:
-    cost = {"per_day": each.cost_per_day, "per_billion_tokens": each.cost_per_billion_tokens}
     return {
         "bandwidth_gbps": {
             "up": each.up_gbps,
@@ -75,7 +74,6 @@ def _forecast_as_json(each: Forecast) -> dict[str, Any]:
         },
         **{name: getattr(each, name) for name in _FIGURES},
         "rounds_open": sum(each.open_shares),
-        "cost": None if each.cost_per_day is None else cost,
         "traffic": {
             "round_up_bytes": each.round_up_bytes,
             "round_down_bytes": each.round_down_bytes,
@@ -179,9 +177,6 @@ def _modes_table(planned: FleetPlan) -> Fitted:
         ("tokens per day", lambda f: f"{f.tokens_per_day:.3g}"),
         ("traffic per day", lambda f: size(f.traffic_gb_per_day * 1e9)),
     ]
-    if planned.chosen.cost_per_day is not None:
-        rows.append(("cost per day", lambda f: f"{f.cost_per_day:,.2f}"))
-        rows.append(("cost per 10^9 tokens", lambda f: _price(f.cost_per_billion_tokens)))
     shown = [(label, *(show(each) for each in forecasts)) for label, show in rows]
     return Fitted([Column("", number=False), *(Column(str(each.mode)) for each in forecasts)], shown)
 
@@ -192,10 +187,6 @@ def _needed(forecast: Forecast, *gbps: float) -> str:
 
 def _gbps(value: float) -> str:
     return "-" if value == 0 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _price(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
 
 
 def _time(seconds: float) -> str:
