@@ -30,8 +30,8 @@ from benchmarks import output
 from benchmarks.fleet import Hub
 from benchmarks.output import Column, Printer
 from benchmarks.scripted import SPACING_STEPS, Payloads, model, scripted_fleet
-from broker.wire.lengths import MERGED_BYTES
 from broker.wire.messages import Channel, Codec
+from broker.wire.number_formats import MERGED_BYTES
 from ops.processes.cluster import free_ports
 
 #: An int8 or int4 shares a float32 with 255 others. Written out here: the closed form asks nobody for it.

@@ -15,7 +15,6 @@ from broker.wire import messages
 from broker.wire.codec import decode, encode
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import DEFAULT_LIMITS, seal
-from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import (
     MESSAGE_TYPES,
     Codec,
@@ -33,6 +32,7 @@ from broker.wire.messages import (
     Share,
     TrainedOn,
 )
+from broker.wire.number_formats import encoded_bytes
 from broker.wire.ranges import StepRange
 from broker.wire.schema import INT_MAX
 from broker.wire.tensors import encode_tensor

@@ -26,7 +26,7 @@ from numba.extending import intrinsic, register_jitable
 
 from aggregator.merge.compiling import compile_kernel
 from aggregator.merge.layout import BF16, DELTA, F32, INT8, MOMENTUM, NEW_MOMENTUM, NEW_PARAMS, PARAMS, RESIDUAL
-from broker.wire.lengths import BLOCK_ELEMENTS
+from broker.wire.number_formats import BLOCK_ELEMENTS
 
 #: Elements: 16 KiB of float32: what is decoded and folded stays in the second-level cache. 2^10 and 2^11 were slower.
 BLOCK: Final = 1 << 12

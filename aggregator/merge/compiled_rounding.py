@@ -16,7 +16,7 @@ from numba.extending import intrinsic, register_jitable
 from aggregator.merge.compiling import compile_kernel
 from aggregator.merge.layout import BF16, INT4, INT8
 from broker.wire.blockwise import CLIPPED, ERROR_UNITS
-from broker.wire.lengths import BLOCK_ELEMENTS
+from broker.wire.number_formats import BLOCK_ELEMENTS
 
 _MAGNITUDE: Final = 0x7FFFFFFF
 

@@ -40,7 +40,7 @@ from aggregator.merge.passes import Doubles, Target, fold
 from aggregator.merge.resources import PLAIN, Resources, Spread, in_turn
 from broker.base.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
-from broker.wire.lengths import encoded_bytes
+from broker.wire.number_formats import encoded_bytes
 
 #: Elements of the units that go through all passes together: 8 MiB of float32 from each contribution, so that a pass
 #: finds some of what the one before it read in the third-level cache, and there are pieces for every thread.

@@ -24,8 +24,8 @@ from aggregator.merge.resources import PLAIN, Resources
 from broker.base.errors import LocalProtocolError
 from broker.wire.blockwise import scale_limits
 from broker.wire.fragments import TensorSpec
-from broker.wire.lengths import BLOCK_ELEMENTS, SCALE_BYTES, block_count, encoded_bytes
 from broker.wire.messages import Codec, Encoded
+from broker.wire.number_formats import BLOCK_ELEMENTS, SCALE_BYTES, block_count, encoded_bytes
 from broker.wire.tensors import encode_vector, fragment_digest
 
 #: Of a cosine, in what is reported: more is noise of sums in float32.

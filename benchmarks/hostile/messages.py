@@ -17,8 +17,8 @@ import xxhash
 from broker.wire.codec import encode
 from broker.wire.fragments import TensorSpec
 from broker.wire.headers import seal
-from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import MESSAGE_TYPES, Codec, Encoded, Envelope, Message, Recipe
+from broker.wire.number_formats import encoded_bytes
 
 #: Messages of each kind that are broken.
 VALID_PER_KIND = 20

@@ -23,14 +23,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.chunks.meter import Link
-from broker.wire.lengths import BLOCK_ELEMENTS, encoded_bytes
 from broker.wire.messages import Codec, Heartbeat, LinkUse, Pacing, Recipe
+from broker.wire.number_formats import BLOCK_ELEMENTS, encoded_bytes
 
 #: Bytes of an element, scales included; wide to narrow.
-BYTES: Final = {
-    each: encoded_bytes(each, BLOCK_ELEMENTS) / BLOCK_ELEMENTS
-    for each in (Codec.F32, Codec.BF16, Codec.INT8, Codec.INT4)
-}
+BYTES: Final = {each: encoded_bytes(each, BLOCK_ELEMENTS) / BLOCK_ELEMENTS for each in Codec}
 #: Shares of the rounds that may be taken part in.
 SHARES: Final = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
 #: Parts of the link that its level takes: too much, enough room, and enough room for a wider level.

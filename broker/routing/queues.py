@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from broker.wire.lengths import MERGED_BYTES
 from broker.wire.messages import Contribution, Envelope, HostPart, Merged, Seed, Stored, Version
+from broker.wire.number_formats import MERGED_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

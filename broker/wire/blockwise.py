@@ -36,8 +36,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from broker.wire.lengths import BLOCK_ELEMENTS, SCALE_BYTES, block_count, encoded_bytes
-from broker.wire.messages.values import Codec
+from broker.wire.number_formats import BLOCK_ELEMENTS, SCALE_BYTES, Codec, block_count, encoded_bytes
 
 Float32Array = npt.NDArray[np.float32]
 Int8Array = npt.NDArray[np.int8]

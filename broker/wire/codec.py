@@ -21,9 +21,9 @@ import xxhash
 from broker.base.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire import headers
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
-from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import KINDS, PROTOCOL_VERSION, Codec, Encoded, Envelope, Payload, Reason, kind_of
 from broker.wire.messages.scattered import pieces_of
+from broker.wire.number_formats import encoded_bytes
 from broker.wire.schema import MAX_DIMENSIONS, Record, Unfit, address, counter, identifier
 
 _RECORDS: dict[str, Record] = {kind: Record(cls) for kind, cls in KINDS.items()}

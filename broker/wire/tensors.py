@@ -30,8 +30,8 @@ import xxhash
 from broker.base.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.blockwise import Quantised, quantise
 from broker.wire.fragments import TensorSpec
-from broker.wire.lengths import encoded_bytes
-from broker.wire.messages.values import Codec, Encoded, Reason
+from broker.wire.messages.values import Encoded, Reason
+from broker.wire.number_formats import Codec, encoded_bytes
 
 Float32Array = npt.NDArray[np.float32]
 

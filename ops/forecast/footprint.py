@@ -1,7 +1,7 @@
 """Computes bytes on the wire and in memory, and the number of aggregators for a model. Pure.
 
 The wire. A round moves one fragment: up from each island as a contribution in ``codec``, down to each island as a
-version in ``version_codec``. Beside the tensors (:func:`broker.wire.lengths.encoded_bytes`, exact) there are headers:
+version in ``version_codec``. Beside the tensors (:mod:`broker.wire.number_formats`, exact) there are headers:
 270 bytes a message, 75 a tensor, and in a version 200 for the island's own contribution, as measured by
 ``benchmarks/wire_bytes.py``. Heartbeats and announcements are not in it: a few kB/s for each island.
 
@@ -20,8 +20,8 @@ from broker.base.settings import whole_number
 from broker.chunks.receiving import SPARE_BYTES
 from broker.routing.directory import MAX_SHARDS
 from broker.wire.fragments import Kind, TensorSpec, partition
-from broker.wire.lengths import MERGED_BYTES, encoded_bytes
 from broker.wire.messages import Codec
+from broker.wire.number_formats import MERGED_BYTES, encoded_bytes
 
 MESSAGE_HEADER_BYTES = 270
 TENSOR_HEADER_BYTES = 75

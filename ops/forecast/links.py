@@ -38,7 +38,6 @@ MERGE_AND_PERSIST_S, MERGE_PER_ISLAND_S = 13e-9, 1.3e-9  # per parameter of the 
 
 PAPER_GRID: Float64Array = np.logspace(-1, 3, 200)
 GRADIENT_BITS = 16
-_NOMINAL_BITS = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8, Codec.INT4: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +260,7 @@ def _required_by_paper(load: Load, utilisation: float) -> Need:
 
 def _traffic(load: Load) -> Traffic:
     """Returns the mode's traffic: 2 (1 - 1/M) of the payload in a ring, all of it through a hub."""
-    bits = GRADIENT_BITS if load.mode is Mode.DP else _NOMINAL_BITS[load.codec]
+    bits = GRADIENT_BITS if load.mode is Mode.DP else load.codec.bits
     return Traffic(
         payload_gbit=sum(load.wire.elements) * bits / 1e9 * (2 * (1 - 1 / load.sites) if load.ring else 1.0),
         step_s=load.step_s,

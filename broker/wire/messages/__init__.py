@@ -75,7 +75,6 @@ from broker.wire.messages.values import (
     RETRY_REASONS,
     Block,
     Channel,
-    Codec,
     DataRange,
     Encoded,
     Fate,
@@ -93,6 +92,7 @@ from broker.wire.messages.values import (
     standing_by,
 )
 from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want, WantBack, WantWhole
+from broker.wire.number_formats import Codec
 
 Message = (
     Join

@@ -14,7 +14,8 @@ from typing import ClassVar
 
 import xxhash
 
-from broker.wire.messages.values import Channel, Codec, Encoded, Payload, Role
+from broker.wire.messages.values import Channel, Encoded, Payload, Role
+from broker.wire.number_formats import Codec
 
 
 class Inquiry(StrEnum):

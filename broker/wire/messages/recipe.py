@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from broker.base.errors import ConfigError
 from broker.base.settings import changeable, fixed
-from broker.wire.messages.values import Codec
+from broker.wire.number_formats import Codec
 
 
 class MergeRule(StrEnum):

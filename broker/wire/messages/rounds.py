@@ -9,7 +9,6 @@ from broker.wire.messages.values import (
     WHOLE,
     Block,
     Channel,
-    Codec,
     DataRange,
     Fate,
     Payload,
@@ -21,6 +20,7 @@ from broker.wire.messages.values import (
     StateSource,
     TrainedOn,
 )
+from broker.wire.number_formats import Codec
 from broker.wire.ranges import StepRange
 
 #: ``round_id`` of a contribution that was handed over unasked: it answers whichever round takes it in.

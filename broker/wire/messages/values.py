@@ -1,4 +1,4 @@
-"""Types shared by messages: channels, codecs, phases, fates, reasons, tensors, shares, addresses."""
+"""Types shared by messages: channels, phases, fates, reasons, tensors, shares, addresses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from broker.wire.number_formats import Codec
 from broker.wire.ranges import StepRange
 
 PROTOCOL_VERSION = 10
@@ -26,24 +27,6 @@ class Role(StrEnum):
     STANDBY = "standby"
     BROKER = "broker"
     OBSERVER = "observer"
-
-
-class Codec(StrEnum):
-    """The encoding of a tensor's elements on the wire."""
-
-    F32 = "f32"
-    BF16 = "bf16"
-    INT8 = "int8"
-    INT4 = "int4"
-
-    @property
-    def blockwise(self) -> bool:
-        """True if elements are small integers in blocks of 256 that share a scale.
-
-        For contributions only: what is rounded away from one is handed over with the next. From a version it would be
-        lost, and the islands would train on other parameters than the aggregator steps from.
-        """
-        return self in (Codec.INT8, Codec.INT4)
 
 
 class Phase(StrEnum):

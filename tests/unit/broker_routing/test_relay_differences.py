@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from broker.routing.deliveries import WHOLE_AGAIN_S
 from broker.routing.queues import VersionShelf
 from broker.wire import messages as m
-from broker.wire.lengths import MERGED_BYTES
 from broker.wire.messages import AGGREGATOR, Codec, Envelope
+from broker.wire.number_formats import MERGED_BYTES
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor
 from tests.relay_bench import Driver

@@ -18,8 +18,8 @@ from broker.wire import messages as m
 from broker.wire.codec import decode, encode, verify
 from broker.wire.fragments import Kind
 from broker.wire.headers import Limits
-from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import KINDS, PROTOCOL_VERSION, RETRY_REASONS, Channel, Codec, Reason
+from broker.wire.number_formats import encoded_bytes
 from broker.wire.tensors import decode_tensor, encode_tensor
 
 DOCUMENT = (Path(__file__).parents[3] / "broker" / "PROTOCOL.md").read_text()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from broker.base.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire import blockwise, tensors
 from broker.wire.fragments import Kind, TensorSpec
-from broker.wire.lengths import BLOCK_ELEMENTS, block_count, encoded_bytes
 from broker.wire.messages import Codec, Encoded, Reason
+from broker.wire.number_formats import BLOCK_ELEMENTS, block_count, encoded_bytes
 from broker.wire.tensors import (
     Elements,
     check_payload,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from broker.base.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
-from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import Codec
+from broker.wire.number_formats import encoded_bytes
 from ops.forecast.fleet import PLANNED, Assume, Fleet, Mode
 from ops.forecast.footprint import contribution_bytes, cut, version_bytes, wire_of
 from ops.forecast.links import load_of, merging_steps, required

@@ -1,4 +1,4 @@
-"""Computes the bytes of a tensor on the wire, without numpy. Pure.
+"""Number formats of tensors on the wire, and the bytes that they take; without numpy. Pure.
 
     f32     4 bytes an element
     bf16    2 bytes an element
@@ -7,13 +7,16 @@
 
 A block is 256 consecutive elements of the tensor in row-major order, the last one as short as it comes. Its 4 bytes
 are the scale that its elements share (:mod:`broker.wire.blockwise`).
+
+A new format gets a member and its bits here, then elements in :mod:`broker.wire.tensors` or ``blockwise``, a number in
+:mod:`aggregator.merge.layout` and a kernel. Members go from wide to narrow: so a poor link takes them
+(:mod:`broker.chunks.choices`).
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
-
-from broker.wire.messages.values import Codec
 
 #: Approximate bytes of one contribution in a version's header (benchmarks/wire_bytes.py).
 MERGED_BYTES: Final = 200
@@ -25,8 +28,31 @@ BLOCK_ELEMENTS: Final = 256
 #: A scale is a little-endian IEEE 754 binary32.
 SCALE_BYTES: Final = 4
 
-#: Bits of an element, without scales.
-_ELEMENT_BITS: Final = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8, Codec.INT4: 4}
+
+class Codec(StrEnum):
+    """The number format of a tensor's elements on the wire."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def bits(self) -> int:
+        """Bits of an element, without scales."""
+        return _BITS[self]
+
+    @property
+    def blockwise(self) -> bool:
+        """True if elements are small integers in blocks of 256 that share a scale.
+
+        For contributions only: what is rounded away from one is handed over with the next. From a version it would be
+        lost, and the islands would train on other parameters than the aggregator steps from.
+        """
+        return self in (Codec.INT8, Codec.INT4)
+
+
+_BITS: Final = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8, Codec.INT4: 4}
 
 
 def encoded_bytes(codec: Codec, elements: int) -> int:
@@ -36,7 +62,7 @@ def encoded_bytes(codec: Codec, elements: int) -> int:
     before anything is allocated. Each tensor is encoded by itself, so the bytes of several are the sum of theirs.
     """
     scales = block_count(elements) * SCALE_BYTES if codec.blockwise else 0
-    return scales + -(-elements * _ELEMENT_BITS[codec] // 8)
+    return scales + -(-elements * _BITS[codec] // 8)
 
 
 def block_count(elements: int) -> int:
