@@ -57,7 +57,7 @@ from broker.routing.events import (
 from broker.routing.relay import Relay
 from broker.transport.descriptors import Name
 from broker.transport.sockets import IN_A_ROW, Context, configure_socket, failure_of
-from broker.wire.codec import encode
+from broker.wire.frames import encode
 from broker.wire.headers import Buffer, Limits, partial_room_bytes, room_bytes
 from broker.wire.messages import Channel
 

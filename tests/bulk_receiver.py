@@ -7,7 +7,7 @@ from broker.chunks import chunk_heads
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.partial_messages import PartialMessages
 from broker.chunks.receiving import Inflow, Refused
-from broker.wire.codec import decode
+from broker.wire.frames import decode
 from broker.wire.headers import Limits
 
 

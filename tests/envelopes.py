@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from broker.base.errors import RemoteProtocolError
 from broker.wire import messages
-from broker.wire.codec import decode, encode
 from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.frames import decode, encode
 from broker.wire.headers import DEFAULT_LIMITS, seal
 from broker.wire.messages import (
     MESSAGE_TYPES,

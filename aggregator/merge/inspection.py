@@ -9,8 +9,8 @@ from aggregator.interface.events import Flaw, Inspection
 from aggregator.merge.lengths import measure
 from aggregator.merge.passes import is_warm
 from broker.base.errors import RemoteProtocolError
-from broker.wire.codec import verify
 from broker.wire.fragments import FragmentManifest, Region, TensorSpec
+from broker.wire.frames import verify
 from broker.wire.messages import Codec, Contribution, Envelope, HostPart, Reason, Seed, kind_of
 from broker.wire.tensors import check_payload, squared_norm
 

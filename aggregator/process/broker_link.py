@@ -18,7 +18,7 @@ from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ClientKeys
 from broker.transport.sockets import Context
-from broker.wire.codec import Origin
+from broker.wire.frames import Origin
 from broker.wire.headers import Limits
 from broker.wire.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message
 

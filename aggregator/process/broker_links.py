@@ -29,8 +29,8 @@ from broker.process.release import refusal_detail
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import client_keys
 from broker.transport.sockets import Context
-from broker.wire.codec import Origin
 from broker.wire.fragments import FragmentManifest
+from broker.wire.frames import Origin
 from broker.wire.headers import Limits, room_bytes
 from broker.wire.identity import KeyRole
 from broker.wire.messages import (

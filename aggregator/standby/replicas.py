@@ -12,7 +12,7 @@ from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.state.records import commit_from_map, commit_to_map
 from broker.base.errors import RemoteProtocolError
-from broker.wire.codec import verify_payload
+from broker.wire.frames import verify_payload
 from broker.wire.messages import Codec, Encoded, Payload, Reason, Replica, ReplicaRun
 from broker.wire.schema import Unfit
 from broker.wire.tensors import decode_into, encode_tensor, fragment_digest

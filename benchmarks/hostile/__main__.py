@@ -29,7 +29,7 @@ from benchmarks.hostile.strangers import KINDS, besiege
 from benchmarks.output import Column
 from broker.base.errors import ConfigError
 from broker.wire.addresses import split_tcp
-from broker.wire.codec import Unreadable, decode, encode, peek
+from broker.wire.frames import Unreadable, decode, encode, peek
 from broker.wire.messages import Reason
 
 #: What decoding may allocate: this, and so many bytes for each byte of input.

@@ -14,8 +14,8 @@ from typing import Any
 import msgpack
 import xxhash
 
-from broker.wire.codec import encode
 from broker.wire.fragments import TensorSpec
+from broker.wire.frames import encode
 from broker.wire.headers import seal
 from broker.wire.messages import MESSAGE_TYPES, Codec, Encoded, Envelope, Message, Recipe
 from broker.wire.number_formats import encoded_bytes

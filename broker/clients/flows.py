@@ -24,7 +24,7 @@ from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow, is_urgent
 from broker.chunks.subflow import MOST_SUBFLOWS
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
-from broker.wire.codec import encode
+from broker.wire.frames import encode
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Channel
 

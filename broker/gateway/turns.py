@@ -17,7 +17,7 @@ from broker.process import clocks
 from broker.process.release import refusal_detail
 from broker.routing.events import Received, Rejected, Send
 from broker.transport.sockets import Context
-from broker.wire.codec import Origin, Unreadable, decode, peek, verify
+from broker.wire.frames import Origin, Unreadable, decode, peek, verify
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Probe, Reason, Version, kind_of
 from broker.wire.messages.scattered import nbytes_of

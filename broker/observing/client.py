@@ -14,7 +14,7 @@ from broker.process import chance, clocks
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ClientKeys
 from broker.transport.sockets import Context
-from broker.wire.codec import Origin
+from broker.wire.frames import Origin
 from broker.wire.headers import Limits
 from broker.wire.messages import (
     BROKER,

@@ -35,7 +35,7 @@ from broker.transport.keys import ClientKeys
 from broker.transport.line import Dial, Line, Polls
 from broker.transport.sockets import IN_A_ROW, Context
 from broker.wire.addresses import channel_address
-from broker.wire.codec import Origin, Unreadable, decode, encode, peek
+from broker.wire.frames import Origin, Unreadable, decode, encode, peek
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.messages import Channel, Envelope, kind_of
 
@@ -253,7 +253,7 @@ class Endpoint:
     async def recv(self, timeout_s: float) -> Envelope | None:
         """Returns the next message; None when the time is over, or when what came could not be read.
 
-        Checksums are not looked at: see :func:`broker.wire.codec.verify`.
+        Checksums are not looked at: see :func:`broker.wire.frames.verify`.
 
         Raises:
             Unavailable: If the socket fails.

@@ -1,7 +1,7 @@
 """Reads and writes the first frame of a message: a msgpack map with a checksum at its end.
 
-Pure. What the map says is a question of :mod:`broker.wire.codec`; here are its size, its checksum, and that it is a map
-which takes no more memory than its bytes allow. The checksum is looked at first: a damaged header may well be
+Pure. What the map says is a question of :mod:`broker.wire.frames`; here are its size, its checksum, and that it is a
+map which takes no more memory than its bytes allow. The checksum is looked at first: a damaged header may well be
 readable, and say something else.
 """
 

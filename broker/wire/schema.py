@@ -2,7 +2,7 @@
 
 One :class:`Record` per dataclass reads what msgpack unpacked and writes what msgpack packs. Both directions apply the
 same checks, so that nothing leaves this process which a peer would refuse. A value that does not fit raises
-:class:`Unfit`; :mod:`broker.wire.codec` says whose fault that is.
+:class:`Unfit`; :mod:`broker.wire.frames` says whose fault that is.
 
 The rules, by annotation: ``int`` is a msgpack integer of 64 bits, never a bool, and not negative; ``float`` is a
 float64, finite and not negative; ``str`` is short and printable (it ends up in logs and terminals); an enum is its

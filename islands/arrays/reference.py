@@ -36,8 +36,8 @@ import numpy.typing as npt
 import xxhash
 
 from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from broker.wire.codec import verify
 from broker.wire.fragments import FragmentManifest, Kind, Region, TensorSpec, tensor_of
+from broker.wire.frames import verify
 from broker.wire.messages import Codec, Encoded, Envelope, Place, Reason, Version
 from broker.wire.tensors import (
     Float32Array,

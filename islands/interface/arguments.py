@@ -18,8 +18,8 @@ import ml_dtypes
 import numpy as np
 
 from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from broker.wire.codec import decode, encode
 from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.frames import decode, encode
 from broker.wire.headers import Limits
 from broker.wire.messages import AGGREGATOR, Envelope, Join, joining
 from broker.wire.schema import INT_MAX, MAX_ITEMS, MAX_TEXT, Record, Unfit

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.process import logs
-from broker.wire.codec import verify
 from broker.wire.fragments import FragmentManifest, Region, TensorSpec
+from broker.wire.frames import verify
 from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart
 from islands.arrays import placement
 from islands.arrays.in_place import InPlacePlacement, is_in_place

@@ -22,7 +22,7 @@ from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint, OnUnreadable
 from broker.transport.keys import client_keys
 from broker.transport.sockets import Context
-from broker.wire.codec import Origin
+from broker.wire.frames import Origin
 from broker.wire.identity import KeyRole
 from broker.wire.messages import (
     Channel,

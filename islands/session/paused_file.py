@@ -1,7 +1,7 @@
 """The file of a paused island: its unmerged progress on disk. Shell.
 
 One file per island of a run, beside its checkpoint, replaced as a whole. After a checksum it holds one msgpack map; the
-contributions in it are the frames that travel (:mod:`broker.wire.codec`), with checksums of their own. It is read
+contributions in it are the frames that travel (:mod:`broker.wire.frames`), with checksums of their own. It is read
 before the island joins, so it is named by what is known then: the id that the island asks for, or the name that it has
 on its host. Whoever has joined removes it: no second process may bring the same.
 """
@@ -18,7 +18,7 @@ import msgpack
 import xxhash
 
 from broker.base.errors import RemoteProtocolError, Unavailable
-from broker.wire.codec import decode, encode, verify
+from broker.wire.frames import decode, encode, verify
 from broker.wire.headers import Limits
 from broker.wire.messages import AGGREGATOR, Contribution, Envelope
 from islands.protocol.fragment import Point

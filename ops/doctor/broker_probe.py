@@ -26,7 +26,7 @@ from broker.transport.keys import ClientKeys
 from broker.transport.sockets import configure_socket, tcp_buffer_bytes
 from broker.wire import messages as m
 from broker.wire.addresses import channel_address, split_tcp
-from broker.wire.codec import decode, encode
+from broker.wire.frames import decode, encode
 from broker.wire.headers import DEFAULT_LIMITS, Buffer
 from broker.wire.messages import BROKER, Channel, Envelope, Reason
 from ops.findings.broker_findings import BrokerSeen, LinkSeen, PortState

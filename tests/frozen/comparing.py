@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from broker.wire.codec import decode
+from broker.wire.frames import decode
 from broker.wire.messages import KINDS
 from tests.frozen import making
 

@@ -36,7 +36,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from aggregator.store.store import Store
 from broker.wire import messages as m
-from broker.wire.codec import encode
+from broker.wire.frames import encode
 from broker.wire.messages import KINDS, Envelope, kind_of
 from islands.session import checkpoint
 from islands.session.training_state import Position, Snapshot

@@ -14,7 +14,7 @@ from aggregator.process.broker_link import MOST_DIFFERENCES, Link, Outgoing
 from broker.chunks.sending import WHOLE_BYTES
 from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m
-from broker.wire.codec import decode
+from broker.wire.frames import decode
 from broker.wire.headers import DEFAULT_LIMITS
 from broker.wire.tensors import encode_tensor
 from tests.bare_router import context

@@ -12,7 +12,7 @@ import zmq
 
 from broker.gateway.turns import VERIFY_HERE_BYTES
 from broker.wire import messages as m
-from broker.wire.codec import encode
+from broker.wire.frames import encode
 from broker.wire.headers import seal
 from broker.wire.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Envelope, Reason
 from tests.aggregator_hand import beat

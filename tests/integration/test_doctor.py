@@ -47,7 +47,7 @@ def a_broker(*flags, protocol=None):
     port = free_ports(2)
     start = [sys.executable, "-m", "ops"]
     if protocol is not None:
-        code = "import sys, broker.wire.codec as c; c.PROTOCOL_VERSION = int(sys.argv.pop(1)); from ops import cli"
+        code = "import sys, broker.wire.frames as c; c.PROTOCOL_VERSION = int(sys.argv.pop(1)); from ops import cli"
         start = [sys.executable, "-c", f"{code}; sys.exit(cli.main())", str(protocol)]
     with running([*start, "broker", "--run", "demo", "--port", str(port), "--redis-url", NOWHERE, *flags], port + 1):
         yield f"tcp://127.0.0.1:{port}"

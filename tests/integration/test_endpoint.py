@@ -19,7 +19,7 @@ from broker.transport.endpoint import AT_A_TIME, Endpoint
 from broker.transport.line import Line
 from broker.transport.sockets import IN_A_ROW, failure_of
 from broker.wire.addresses import channel_address, check_address
-from broker.wire.codec import decode, encode, verify
+from broker.wire.frames import decode, encode, verify
 from broker.wire.headers import Limits
 from broker.wire.messages import Attached, Channel, Want
 from ops.processes.cluster import free_ports

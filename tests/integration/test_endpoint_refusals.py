@@ -19,7 +19,7 @@ from broker.transport import connection
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import BULK_OPTIONS
 from broker.wire.addresses import channel_address
-from broker.wire.codec import decode, encode
+from broker.wire.frames import decode, encode
 from broker.wire.headers import Limits, seal
 from broker.wire.messages import Attached, Channel, Codec, Reason, Want
 from ops.processes.cluster import free_ports

@@ -24,7 +24,7 @@ from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ALLOW_LIST, client_keys, new_pair, read_allow_list, write_allow_list
 from broker.transport.sockets import SocketOptions
 from broker.wire import messages as m
-from broker.wire.codec import encode
+from broker.wire.frames import encode
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
 from ops.keys import make_missing

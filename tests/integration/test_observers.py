@@ -237,7 +237,7 @@ def test_without_keys_anybody_may_ask(on_a_hub):
 
 
 def test_a_broker_of_an_earlier_version_is_named_as_such(server):
-    earlier = "import broker.wire.codec as c, sys; c.PROTOCOL_VERSION = 6; from ops import cli; cli.main(sys.argv[1:])"
+    earlier = "import broker.wire.frames as c, sys; c.PROTOCOL_VERSION = 6; from ops import cli; cli.main(sys.argv[1:])"
     words = ["broker", "--run", RUN, "--port", "0", "--redis-url", server.url]
     with subprocess.Popen(
         [sys.executable, "-c", earlier, *words], env=environment(), stderr=subprocess.PIPE, text=True

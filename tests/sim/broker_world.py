@@ -28,7 +28,7 @@ from broker.transport import sockets
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import BULK_OPTIONS
 from broker.wire import messages as m
-from broker.wire.codec import verify
+from broker.wire.frames import verify
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope
 from ops.virtual.loop import VirtualTime
 from ops.virtual.zeromq.network import Network

@@ -1,4 +1,4 @@
-"""All messages, as frozen dataclasses. PROTOCOL.md and :mod:`broker.wire.codec` have the wire format.
+"""All messages, as frozen dataclasses. PROTOCOL.md and :mod:`broker.wire.frames` have the wire format.
 
 Two rules shape this list. *State, not edges*: whatever a party must know is repeated in :class:`FleetState` and
 :class:`Heartbeat` until it is known, so no message exists whose loss could hang anything. *Identity makes re-sending

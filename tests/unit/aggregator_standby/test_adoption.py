@@ -17,7 +17,7 @@ from aggregator.store.layout import versions
 from aggregator.store.ledger_file import LedgerFile
 from aggregator.store.store import Store
 from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable
-from broker.wire.codec import decode, encode
+from broker.wire.frames import decode, encode
 from broker.wire.headers import Limits
 from broker.wire.messages import AGGREGATOR, Codec, Envelope, standing_by
 from broker.wire.tensors import encode_tensor

@@ -13,7 +13,7 @@ from broker.clients.flows import MOST_WAITING, Flows, Put
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
 from broker.transport.chunked import Chunked
 from broker.wire import messages as m
-from broker.wire.codec import decode, encode
+from broker.wire.frames import decode, encode
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Envelope
 from broker.wire.messages.scattered import LEAST_PIECE_BYTES, pieces_of

@@ -13,7 +13,7 @@ from broker.routing.events import AllowListChanged, LookedUp, LookUp
 from broker.routing.observers import MOST_OBSERVERS, QUESTIONS_AT_ONCE, QUESTIONS_PER_S, Observers
 from broker.wire import messages as m
 from broker.wire import packed_records
-from broker.wire.codec import decode, encode
+from broker.wire.frames import decode, encode
 from broker.wire.headers import Limits
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Inquiry, Reason

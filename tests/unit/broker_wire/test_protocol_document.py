@@ -15,8 +15,8 @@ import pytest
 from broker.server import LINGER_MS
 from broker.transport.sockets import BULK_OPTIONS, CONTROL_OPTIONS
 from broker.wire import messages as m
-from broker.wire.codec import decode, encode, verify
 from broker.wire.fragments import Kind
+from broker.wire.frames import decode, encode, verify
 from broker.wire.headers import Limits
 from broker.wire.messages import KINDS, PROTOCOL_VERSION, RETRY_REASONS, Channel, Codec, Reason
 from broker.wire.number_formats import encoded_bytes

@@ -14,8 +14,8 @@ import pytest
 
 import islands
 from broker.base.errors import ConfigError
-from broker.wire.codec import decode, encode
 from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.frames import decode, encode
 from broker.wire.headers import DEFAULT_LIMITS
 from broker.wire.messages import AGGREGATOR, Envelope, Share, Welcome, joining
 from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT

@@ -10,7 +10,7 @@ from hypothesis import given
 from benchmarks.hostile.__main__ import fuzz
 from broker.base.errors import LocalProtocolError
 from broker.wire import messages
-from broker.wire.codec import Origin, decode, encode, peek, verify
+from broker.wire.frames import Origin, decode, encode, peek, verify
 from broker.wire.headers import Limits
 from broker.wire.messages import Codec, Encoded, Leave, Reason, Refused, Want
 from broker.wire.schema import MAX_TEXT

@@ -9,8 +9,8 @@ import pytest
 
 from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.chunks.memory import fresh
-from broker.wire.codec import Origin, decode, encode, peek, verify
 from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.frames import Origin, decode, encode, peek, verify
 from broker.wire.headers import Limits
 from broker.wire.messages import PROTOCOL_VERSION, Codec, DataRange, Join, Outstanding, Reason, kind_of
 from broker.wire.messages.scattered import Scattered
