@@ -18,7 +18,7 @@ from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Commit, Fenced, NotLetIn, Publish, Received, Send, refusal_of_ours
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState
-from aggregator.merge.inspection import inspect
+from aggregator.merge.payload_checks import inspect
 from aggregator.process.broker_link import Link, Outgoing
 from aggregator.standby import replicas
 from aggregator.state.model_limits import HEADER_BYTES, misfit, most_message_bytes

@@ -1,6 +1,6 @@
 """Intake of answers to a round: admits, holds, refuses or asks again (reference.md, sections 4.3, 9).
 
-There are two gates. As a contribution arrives it is checked by itself (:mod:`aggregator.ledger.admission`), and goes
+There are two gates. As a contribution arrives it is checked by itself (:mod:`aggregator.ledger.refusals`), and goes
 into the open round of its fragment, or is held for the next one. As its round closes it may have become too old by
 waiting, and can be compared with what the others sent (:mod:`aggregator.rules.outliers`).
 """
@@ -15,7 +15,7 @@ from aggregator.interface.notes import (
     ContributionRetry,
     NormsRestarted,
 )
-from aggregator.ledger.admission import Admission, admit, too_stale
+from aggregator.ledger.refusals import Admission, admit, too_stale
 from aggregator.rounds.notices import Notices
 from aggregator.rules.outliers import Sample
 from aggregator.state.fragment import Fragment, Stage

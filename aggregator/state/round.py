@@ -5,7 +5,7 @@ that begins then (``quorum_met_at_s``), or at its timeout (:mod:`aggregator.rule
 
 A contribution that arrives for an earlier round is *held*: it takes part in the next round of its fragment without
 counting towards the quorum. One that came unasked waits in the same way, and counts. A contribution is admitted before
-it comes here (:mod:`aggregator.ledger.admission`).
+it comes here (:mod:`aggregator.ledger.refusals`).
 """
 
 from __future__ import annotations

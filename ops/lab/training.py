@@ -13,8 +13,8 @@ from typing import Any
 from aggregator.interface.events import Commit, Computed, Inspection, Merge, Plant
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState, Vector
-from aggregator.merge.inspection import inspect
 from aggregator.merge.outer_step import OuterStep
+from aggregator.merge.payload_checks import inspect
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Codec, Envelope, Payload, Version
 from broker.wire.ranges import StepRange

@@ -63,10 +63,10 @@ VERSIONS = (
     Mutant(
         2,
         "a copy of a merged contribution is not recognised",
-        "aggregator/ledger/admission.py::_recognise",
+        "aggregator/ledger/refusals.py::_recognise",
         "if account.merged.covers(steps.from_step, steps.to_step):",
         "if not steps:",
-        "unit/aggregator_ledger/test_admission.py::test_copies_are_recognised_with_the_fate_and_the_reason_of_the_first",
+        "unit/aggregator_ledger/test_refusals.py::test_copies_are_recognised_with_the_fate_and_the_reason_of_the_first",
     ),
     Mutant(
         2,
@@ -242,10 +242,10 @@ VERSIONS = (
     Mutant(
         4,
         "more tokens are merged than an island trained",
-        "aggregator/ledger/admission.py::admit",
+        "aggregator/ledger/refusals.py::admit",
         "if account.known_tokens + steps.tokens > trained:",
         "if account.known_tokens > trained:",
-        "unit/aggregator_ledger/test_admission.py::test_more_tokens_than_a_heartbeat_reported_for_that_step_are_implausible",
+        "unit/aggregator_ledger/test_refusals.py::test_more_tokens_than_a_heartbeat_reported_for_that_step_are_implausible",
     ),
     Mutant(
         4,

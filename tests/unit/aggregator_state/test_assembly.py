@@ -5,8 +5,8 @@ import pytest
 
 from aggregator.interface import events as agg
 from aggregator.interface.events import Part, Piece, Pieced
-from aggregator.merge.inspection import inspect
 from aggregator.merge.kernels import merge_fragment
+from aggregator.merge.payload_checks import inspect
 from broker.wire import messages as m
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.messages import Codec, Envelope, Place, Reason

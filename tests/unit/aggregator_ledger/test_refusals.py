@@ -3,8 +3,8 @@
 import pytest
 
 from aggregator.interface.events import Flaw
-from aggregator.ledger.admission import admit, too_stale
 from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.refusals import admit, too_stale
 from aggregator.state.run import MOST_WAITING
 from broker.wire.messages import Contribution, DataRange, Fate, Reason, Refused, TrainedOn
 from broker.wire.ranges import StepRange

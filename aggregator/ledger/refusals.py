@@ -1,4 +1,7 @@
-"""Admission: accepts or refuses a contribution, with a reason (reference.md, section 9)."""
+"""Accepts a contribution or refuses it, with a reason (reference.md, section 9).
+
+That of the payload, such as a NaN, was found as it arrived (:mod:`aggregator.merge.payload_checks`).
+"""
 
 from __future__ import annotations
 

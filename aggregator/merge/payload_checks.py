@@ -1,4 +1,7 @@
-"""Inspects an arriving payload: its norm, and whether it is finite. The core reads none. Pure."""
+"""Checks an arriving payload: its bytes, its shapes, and that every value is finite. Pure.
+
+Its norm comes with it. The core reads no payload: what has a flaw it refuses (:mod:`aggregator.ledger.refusals`).
+"""
 
 from __future__ import annotations
 

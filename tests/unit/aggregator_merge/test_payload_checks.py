@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.merge.inspection import inspect
+from aggregator.merge.payload_checks import inspect
 from broker.wire import messages as m
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.messages import Codec, Reason
