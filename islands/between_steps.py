@@ -29,8 +29,8 @@ from islands.session.training_state import Needed, Position
 
 log = logs.get(__name__)
 
-#: A fragment whose round opens soon is copied ahead where a step takes so many seconds or more: the round would wait
-#: for the end of one. With shorter steps it is copied at the first boundary after the round has opened, and only then.
+#: A fragment whose round opens soon is copied ahead where a step takes this long or longer: the round would wait for
+#: the end of one. With shorter steps it is copied at the first boundary after the round has opened, and only then.
 COPY_AHEAD_FROM_S = 0.25
 
 
@@ -178,7 +178,7 @@ class BetweenSteps:
     def _beside_computations(self, params: Tree) -> Iterator[None]:
         """Takes note of waits for computations of the loop, which were dispatched before ours.
 
-        On CPUs JAX has 32 under way at most, and whoever dispatches one more waits: the loop itself, or a copy here.
+        On CPUs JAX has 32 under way at most. One more waits as it is dispatched: by the loop itself, or by a copy here.
         """
         if not self._array_work.parameters.are_computed_now(params):
             yield

@@ -121,7 +121,7 @@ class Hook:
             ConfigError: See :meth:`Island.step`.
             LocalProtocolError: :meth:`start` was not called, or the island has left.
             KeyboardInterrupt: Ctrl-C was pressed; the island has paused.
-            SystemExit: SIGTERM came; likewise.
+            SystemExit: SIGTERM came; the island has paused.
         """
         tokens = self._tokens_per_step if tokens is None else tokens
         if not tokens:

@@ -24,7 +24,7 @@ from broker.wire.messages import BROKER, AttachBulk, Channel, Envelope, FollowBu
 
 #: There are few aggregators, and a broker that has come back is of no use to anybody before it knows one.
 RECONNECT_MAX_S = 1.0
-#: So many differences of one fragment may wait for their turn; together they are as large as a whole version.
+#: This many differences of one fragment may wait for their turn; together they are as large as a whole version.
 MOST_DIFFERENCES = 4
 
 

@@ -204,7 +204,7 @@ class Follower:
         """
         if isinstance(message, ReplicaRun):
             record = record_of(message)
-            settled(self._given, record)  # better now than by whoever is to take over
+            settled(self._given, record)  # better now than by the next leader
             self._store.save_run(record)
             return None
         commit, state = commit_of(message)

@@ -79,9 +79,9 @@ LAST_REPORT_S = 0.8
 #: Events that may wait for the core, and contributions that may; then a socket waits, and the broker's queues hold what
 #: comes.
 MAX_EVENTS, MAX_PAYLOADS = 1000, 64
-#: So many of the first line in a row go before one of the second that waits.
+#: This many of the first line in a row go before one of the second that waits.
 IN_A_ROW = 16
-#: So many events that are there are handed out before other tasks have their turn: to read a payload takes longer.
+#: This many events that are there are handed out before other tasks have their turn: to read a payload takes longer.
 AT_A_TIME = 4
 #: The timer's resolution: a deadline that has passed already must not keep the loop from the sockets.
 MIN_WAIT_S = 0.0005

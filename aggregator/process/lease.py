@@ -166,7 +166,7 @@ class LeaseKey:
     async def lead(self, *, holder: str, epoch: int) -> tuple[bool, str, int]:
         """Says that ``holder`` leads without failover: renews its lease, or takes one that is free or older.
 
-        A lease under a lower epoch is older, whoever holds it: a store that leads has seen the end of that.
+        A lease under a lower epoch is older, by any holder: a store that leads has seen the end of that.
 
         Returns:
             As :meth:`renew`.

@@ -55,7 +55,7 @@ class NoteLog:
         key = (note.name, about, fields.get("reason") or fields.get("kind"))
         times = self._times.pop(key, 0) + 1
         self._times[key] = times
-        if len(self._times) > MOST_COMPLAINTS:  # names are chosen by whoever sends them
+        if len(self._times) > MOST_COMPLAINTS:  # senders choose the names
             del self._times[next(iter(self._times))]
         if not worth_repeating(times):
             log.debug(note.name, **fields)

@@ -94,7 +94,7 @@ class Workers:
     come before the old one is done. So an order reports back only while it is the newest one of its fragment.
 
     Args:
-        store: Loaded; closed by whoever opened it, after :meth:`close`.
+        store: Loaded; the caller closes it after :meth:`close`.
         durable: Fragments that have a version in the store.
         deliver: Takes the completions.
         spawn: Starts a task; an error that leaves it must end the process.

@@ -2,8 +2,8 @@
 
 The files are an event tape and a store's ledger; both are called a tape here.
 
-Closing is two renamings, by whoever writes; a start undoes the first where the second is missing. Compressing and
-dropping are set aside for whoever has the time (``aside``), so that nobody waits for them. Whatever fails there is
+Closing is two renamings by the writer; a start undoes the first where the second is missing. Compressing and
+dropping are set aside (``aside``) for another thread, so that nobody waits for them. Whatever fails there is
 logged when it begins and when it ends, and tried again with the next segment; until then segments stay as they are.
 
 A crash at any moment leaves each segment plain, compressed, or both with the same lines. A compressed file is written
@@ -45,7 +45,7 @@ LAST_WAIT_S = 3.0
 _CHUNK_BYTES = 1 << 20
 _LIFE = b'{"tape":'
 
-#: Has a call made, in any thread, while whoever asked goes on.
+#: Has a call made, in any thread, without a wait.
 Aside = Callable[[Callable[[], None]], object]
 
 

@@ -39,7 +39,7 @@ class Snapshot:
     """Run, versions and time of a snapshot.
 
     Attributes:
-        name: Chosen by whoever made it.
+        name: As it was made.
         saved_at_s: Seconds since 1970.
         epoch: Of the aggregator that made its newest version.
         tokens: Trained by all islands, as far as its versions know.

@@ -5,11 +5,11 @@ Four kinds of lines, each one JSON object::
     {"tape": 11, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
     {"now_s": .., "event": "received", ..}                                      what went into the core
     {"now_s": .., "note": "round.opened", "fields": {..}}                       what it decided, and why
-    {"gap": 12}                                                                 so many lines were lost to the disk
+    {"gap": 12}                                                                 number of lines lost to the disk
 
 and, where a tape is kept in segments (:mod:`aggregator.store.segments`), a first one in each but the oldest::
 
-    {"segment": 3, "lines": 81234, ..}                                          so many lines stand before this file
+    {"segment": 3, "lines": 81234, ..}                                          number of lines before this file
 
 ``now_s`` is the monotonic clock of that life. A core made from a first line (:func:`read_start`) and fed with the
 events (:func:`read_event`) takes the same decisions again. Payloads are not on the tape: of each buffer it has codec,

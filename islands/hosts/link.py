@@ -1,7 +1,7 @@
 """The connections of an island's speaker and its other hosts: ZeroMQ sockets under CURVE. Shell.
 
 The speaker has one ROUTER socket, every other host one DEALER. Each draws its keys anew for every life of the island
-(:mod:`islands.hosts.rendezvous`); whoever does not have the speaker's public key cannot say a word.
+(:mod:`islands.hosts.rendezvous`); a process without the speaker's public key cannot say a word.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ log = logs.get(__name__)
 END_WITHIN_S = 3.0
 #: Process 0 goes last where the status is to be read: JAX aborts the others, by SIGABRT, once it is gone.
 LAST_AFTER_S = END_WITHIN_S + 1.0
-#: Exit statuses, for whoever starts processes again: EX_TEMPFAIL of sysexits.h; and what does not help again.
+#: Exit statuses, for what starts processes again: EX_TEMPFAIL of sysexits.h; and what does not help again.
 STATUS, MISTAKEN = 75, 2
 
 

@@ -25,7 +25,7 @@ from islands.session.exchange import Batch, Due, Exchange, Install
 LOOK_EVERY_S = 0.0002
 #: The boundary of a training that has stopped: behind every step.
 NEVER = 1 << 62
-#: A plan of nothing but the fleet's progress would hold up what falls due meanwhile: after so many steps without one.
+#: A plan of nothing but the fleet's progress would hold up what falls due meanwhile: after this many steps without one.
 #: In between, each host reckons on from what it was told.
 PROGRESS_EVERY = 16
 

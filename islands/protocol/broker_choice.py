@@ -26,12 +26,12 @@ LOST_S = 0.2
 #: A broker without a leader is left after the first of these, and later ones ever later: going round brings nothing
 #: while an aggregator is away from all of them.
 LEADERLESS_S = (6.0, 60.0)
-#: Silence is longer than so many heartbeats, and than so many answers took lately: a slow link is not a silent broker.
+#: Silence lasts this many heartbeats, and this many times as long as answers took lately: a slow link is not silent.
 HEARTBEATS, ANSWERS = 3.0, 4.0
 LONGEST_PATIENCE_S = 30.0
-#: After each round through all brokers pauses are twice as long, at most so many times.
+#: After each round through all brokers pauses are twice as long, up to this multiple.
 MOST_PATIENT = 4
-#: Whoever asks so much later than it was due has slept itself: answers may lie unread.
+#: An island that asks this much later than it was due has slept itself: answers may lie unread.
 OVERSLEPT_S = 0.5
 
 

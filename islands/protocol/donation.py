@@ -29,7 +29,7 @@ MOST_DONORS = 3
 #: A question to the aggregator is repeated after this long; parts are asked for again after this long without any, or
 #: longer on a slow link.
 ASK_AGAIN_S, FETCH_AGAIN_S = 1.0, 2.0
-#: A donor is given so many such pauses, if they are longer than what the aggregator says, before it counts as silent.
+#: A donor is given this many such pauses, if they are longer than what the aggregator says, before it counts as silent.
 SILENT_PAUSES = 2.0
 #: Parts asked for at a time: enough to hide a journey, few enough that contributions of the donor never wait long.
 PARTS_AT_ONCE = 4

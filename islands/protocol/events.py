@@ -37,7 +37,7 @@ class Boundary:
 
     Attributes:
         inner_step: Steps run so far, over all lives of the island.
-        tokens: Tokens trained so far, likewise.
+        tokens: Tokens trained so far, over all lives as well.
         installed: Fragments whose prepared version is now in the local parameters.
         copied: Fragments of which a copy was taken after that.
         trained: What the steps since the last one were trained on: (number of the step from 0, its batch).

@@ -1,7 +1,7 @@
 """The metrics of an island, as its client library knows it. Pure.
 
-The hub has the same figures of every island by its heartbeats. An island's own endpoint is for whoever runs that island
-alone, and tells whether the island is well while the hub cannot be asked.
+The hub has the same figures of every island by its heartbeats. An island's own endpoint is for the people who run
+that island alone, and tells whether the island is well while the hub cannot be asked.
 """
 
 from __future__ import annotations

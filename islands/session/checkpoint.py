@@ -62,7 +62,7 @@ class Checkpoint:
         at: Its counters then.
         cursor: The data cursor that it was given, if any.
         state: Leaves of the optimizer's state, in the order of the tree: (name, sort, array).
-        local: Unsynchronised parameters, likewise.
+        local: Unsynchronised parameters, in the same form.
     """
 
     run_id: str
@@ -245,7 +245,7 @@ def parsed(content: memoryview) -> Checkpoint:
     """Reads what :func:`packed` returned, its arrays as views of it.
 
     Raises:
-        ValueError: It is cut off, changed, or was never written here. KeyError, TypeError, those of msgpack: likewise.
+        ValueError: It is cut off, changed, or was never written here; or KeyError, TypeError, an error of msgpack.
     """
     if bytes(content[: len(_MAGIC)]) != _MAGIC or len(content) < _PREFIX.size:
         raise ValueError("it does not begin as a checkpoint does")

@@ -35,7 +35,7 @@ log = logs.get(__name__)
 CONNECTING = "connecting to the broker"
 #: While the training thread waits: how often it looks for signals.
 LOOK_EVERY_S = 0.2
-#: So many moments that nobody waits for may pile up, and then the other thread is woken, at most this often.
+#: This many moments that nobody waits for may pile up, and then the other thread is woken, at most this often.
 MOST_WAITING, WAKE_EVERY_S = 8, 0.05
 
 

@@ -3,7 +3,7 @@
 One file per island of a run, beside its checkpoint, replaced as a whole. After a checksum it holds one msgpack map; the
 contributions in it are the frames that travel (:mod:`broker.wire.frames`), with checksums of their own. It is read
 before the island joins, so it is named by what is known then: the id that the island asks for, or the name that it has
-on its host. Whoever has joined removes it: no second process may bring the same.
+on its host. A process that has joined removes it: no second one may bring the same.
 """
 
 from __future__ import annotations

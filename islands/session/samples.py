@@ -16,7 +16,7 @@ from islands.arrays.tree import Tree
 from islands.session.exchange import Exchange, Frozen, Install, Returned
 from islands.session.training_state import Leaf
 
-#: All adoptions are looked at in the beginning, and while there is a suspicion; then one in so many.
+#: All adoptions are looked at in the beginning, and while there is a suspicion; then one in this many.
 FIRST, ONE_IN = 16, 32
 #: Frozen leaves that are looked at with each hand-over: each costs the training thread 8 to 16 microseconds.
 FROZEN_AT_ONCE = 8

@@ -52,7 +52,7 @@ class Needed:
 
     Attributes:
         state: Of the fresh optimizer; what counts is names, sorts, shapes, and which values are not finite.
-        local: Parameters that are never synchronised, likewise.
+        local: Parameters that are never synchronised, in the same form.
     """
 
     state: Sequence[tuple[str, Any]]
@@ -66,7 +66,7 @@ class Needed:
         return arrays + (1 << 16) + 512 * len(leaves) + 4 * sum(len(name) for name, _ in leaves)
 
 
-#: Of the step times' moving average; a single one counts for at most so many times the average.
+#: Of the step times' moving average; a single one counts for at most this multiple of it.
 STEP_TIME_MEMORY, MOST_OF_ONE_STEP = 0.9, 4.0
 
 

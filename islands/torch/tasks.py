@@ -76,7 +76,7 @@ def task(
         spread: How several processes train: ``ddp`` has all parameters in each, and ``loss`` must call the module
             itself; ``fsdp`` spreads parameters, gradients and the optimizer's state over them.
         save: As for :class:`islands.Task`.
-        benchmarks: Likewise; their functions take the module, as ``evaluate`` does.
+        benchmarks: As for :func:`islands.jax_task`; their functions take the module, as ``evaluate`` does.
         inputs: Likewise. Parameters without a gradient are of the base where tensors of one are among them.
 
     Raises:

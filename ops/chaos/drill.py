@@ -1,7 +1,7 @@
 """One chaos run from its start to its end: the loop that starts, strikes, watches and shows.
 
 Everything happens on the thread that started the processes; only Redis is asked from another one, because a stopped
-Redis keeps whoever asks it waiting.
+Redis keeps its clients waiting.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from ops.run.local_plan import LocalPlan
 RECOVERS_WITHIN_S = 8.0
 #: A file of this size is full. Not 0: a limit of 0 is refused by some kernels for files that are open for appending.
 FULL_BYTES = 1
-#: A snapshot of Redis takes milliseconds; whoever waits longer waits for nothing.
+#: A snapshot of Redis takes milliseconds; a longer wait is for nothing.
 REDIS_TIMEOUT_S = 2.0
 #: The link proxy answers within milliseconds; nothing else is done while it is asked.
 LINKS_TIMEOUT_S = 1.0

@@ -33,7 +33,7 @@ Report = dict[str, Any]
 
 #: What happens so long after a fault's end is no longer put down to it.
 CONCERNS_S = 5.0
-#: So many steps before the first fault make a period that can be trusted.
+#: This many steps before the first fault make a period that can be trusted.
 ENOUGH_STEPS = 10
 #: A version with less of the islands that were there all the while is worth counting.
 FULL_ENOUGH = 0.9

@@ -275,7 +275,7 @@ class _Walk:
     def claimed(self) -> None:
         """Checks what islands claim to hold beyond all ledgers.
 
-        One island may lie: nobody is believed whom most islands contradict, as by an aggregator
+        One island may lie: an island that most others contradict is not believed, as by an aggregator
         (:class:`aggregator.rounds.recovery.Peers`).
         """
         claiming = Counter(p for p, _ in self._claims)

@@ -69,7 +69,7 @@ class FollowedRun:
             return
         try:
             commit: Commit = read_header(commit_path(store, fragment_id, newest)).commit
-        except (FileNotFoundError, Damaged):  # pruned since, or whoever reads the model passes over it
+        except (FileNotFoundError, Damaged):  # pruned since, or read_newest passes over it
             return
         self._newest[(store, fragment_id)] = newest, tokens_trained(commit.ledger)
 
@@ -129,7 +129,7 @@ class Follower:
         judge: Tensors of a model, and words for it -> what is measured of it.
         publish: Writes the newest point where status looks; whatever hinders it, it says itself.
         say: Prints a line.
-        sleep: Waits so many seconds.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(

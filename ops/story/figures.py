@@ -1,7 +1,7 @@
 """The figures of a fleet over time: lines of its tapes in, rows of points out. Pure.
 
 The history of the run (:mod:`ops.story.history`) says who lives and what islands said last; what lies between two
-rows is counted here. The same lines give the same rows, so that whoever reads a tape again meets the rows of before.
+rows is counted here. The same lines give the same rows, so that a second reading of a tape meets the rows of the first.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Figures:
         self._note(note)
         ended = self.history.phase == "ended"
         if ended and not isinstance(note, RunEnded):
-            return None  # the last sample was made; whoever looks later meets no other one
+            return None  # the last sample was made: a later look meets no other one
         return self.sample(now=ended)
 
     def note(self, note: Note) -> None:
