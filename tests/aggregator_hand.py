@@ -135,7 +135,7 @@ class Desk(Reading):
         """Moves the time from deadline to deadline, as a driver would."""
         before = len(self.log)
         for _ in range(10_000):
-            deadline_s = self.core.next_deadline_s(self.now_s)
+            deadline_s = self.core.next_deadline_s()
             if deadline_s is None or deadline_s > at_s:
                 self.now_s = at_s
                 return self.log[before:]

@@ -301,7 +301,7 @@ class Leader:
         if (event := await self._events.get_there()) is not None:
             return event
         now_s = self._clock()
-        deadline_s = self.core.next_deadline_s(now_s)
+        deadline_s = self.core.next_deadline_s()
         if self._replication is not None:
             deadline_s = min(deadline_s or math.inf, self._replication.next_deadline_s())
         try:

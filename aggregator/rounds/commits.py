@@ -10,6 +10,7 @@ alone: the brokers are asked for the version, whose name proves it, and the same
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -55,16 +56,15 @@ class Commits:
         self._run = run
         self._publishing = publishing
         self._others_know = False  # other shards, that not all islands are plainly trusted
-
-    def deadlines_s(self) -> list[float]:
-        """Returns the moments at which :meth:`advance` may have something to do."""
-        again = [at_s for f in self._run.fragments.values() for at_s in (f.persist_again_at_s, f.merge_again_at_s)]
-        return [at_s for at_s in again if at_s is not None]
+        self._failed: set[int] = set()  # fragments with a merge or a write that is to be asked for again
 
     def advance(self) -> None:
-        """Asks again for commits that were not durable."""
-        run = self._run
-        for fragment in run.fragments.values():
+        """Asks again for merges and writes that failed."""
+        if not self._failed:
+            return
+        run, again_s = self._run, math.inf
+        for p in sorted(self._failed):
+            fragment = run.fragments[p]
             if fragment.persist_again_at_s is not None and run.now_s >= fragment.persist_again_at_s:
                 fragment.persist_again_at_s = None
                 assert fragment.commit is not None
@@ -74,6 +74,11 @@ class Commits:
                 fragment.merge_again_at_s = run.now_s + MERGE_RETRY_S
                 assert fragment.merge is not None
                 run.emit(fragment.merge)  # somebody may have put the file right
+            moments = [at_s for at_s in (fragment.persist_again_at_s, fragment.merge_again_at_s) if at_s is not None]
+            if not moments:
+                self._failed.remove(p)
+            again_s = min([again_s, *moments])
+        run.deadlines.put("commits", again_s)
 
     def merge_failed(self, event: MergeFailed) -> None:
         """Stops a fragment whose newest version the store has damaged, and asks brokers for that version."""
@@ -81,6 +86,7 @@ class Commits:
         fragment = run.fragments[p]
         if fragment.merge is None or fragment.merge.fragment_version != event.fragment_version:
             return
+        self._failed.add(p)
         fragment.merge_again_at_s = run.now_s + MERGE_RETRY_S
         sentence = f"fragment {p} stands still, until a broker gives its newest version back: {event.detail}"
         if run.troubles.begin(f"damaged {p}", sentence, run.now_s):
@@ -261,6 +267,7 @@ class Commits:
         run, fragment = self._run, self._run.fragments[event.fragment_id]
         if fragment.commit is None or fragment.commit.fragment_version != event.fragment_version:
             return
+        self._failed.add(event.fragment_id)
         fragment.persist_again_at_s = run.now_s + PERSIST_RETRY_S
         run.disk_failed(event.detail)
         failed = VersionNotDurable(

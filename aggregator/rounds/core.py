@@ -1,8 +1,8 @@
 """The aggregator's state machine: events and a clock reading in, actions out.
 
 This module is the switchboard. One table (:meth:`Aggregator._table`) has the handler of each kind of event and message.
-After an event each part that has something to do does it, in a fixed order. The parts share one
-:class:`aggregator.state.run.Run`:
+After an event each part that has something to do does it, in a fixed order (:meth:`Aggregator._advance`), and registers
+when it may have more to do without another event. The parts share one :class:`aggregator.state.run.Run`:
 
 * :mod:`aggregator.rounds.membership`: joins, heartbeats, farewells;
 * :mod:`aggregator.rounds.doubts`: claims that are not believed, memory that is corrupt;
@@ -26,7 +26,7 @@ that is not. See docs/reference.md, sections 3, 4, 8 and 9.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import (
@@ -77,6 +77,7 @@ from broker.wire.messages import (
     Join,
     Leave,
     Nothing,
+    Phase,
     Roster,
     Rostered,
     Seed,
@@ -86,16 +87,6 @@ from broker.wire.messages import (
 )
 
 SAVE_RETRY_S = 1.0
-
-
-class Part(Protocol):
-    """A part of the core that acts by itself, as the state and the time call for it."""
-
-    def advance(self) -> None:
-        """Does the work that is due now, if any: closes rounds, retries a write, ends the run."""
-
-    def deadlines_s(self) -> list[float]:
-        """Returns the times, in seconds, at which work may become due without another event."""
 
 
 class Aggregator:
@@ -131,7 +122,7 @@ class Aggregator:
             restore(self.run, record, commits or {})
         if founding is not None:
             self.run.foundings = (*self.run.foundings, founding)[-MAX_FOUNDINGS:]
-        notices = Notices(self.run)
+        notices = self._notices = Notices(self.run)
         self._sharing = Sharing(self.run)
         self._doubts = Doubts(self.run)
         self._membership = Membership(self.run, notices, self._sharing, self._doubts)
@@ -147,18 +138,7 @@ class Aggregator:
         self._commits = Commits(self.run, self._publishing)
         self._ending = Ending(self.run, notices, self._intake, self._rounds, self._roster, self._publishing)
         self._behind = StoreBehind(self.run)
-        self._save_again_at_s: float | None = None
         self._handlers, self._from_members = self._table()
-        #: Those that act by themselves, in this order: data move before rounds close and open.
-        self._parts: tuple[Part, ...] = (
-            self._sharing,
-            self._seeding,
-            self._ending,
-            self._commits,
-            self._rounds,
-            self._roster,
-            notices,
-        )
 
     def _table(self) -> tuple[dict[type, Callable[[Any], None]], dict[type, Callable[[Member, Any, Received], None]]]:
         """Returns the handlers: of events and messages from anybody; of messages from islands that joined."""
@@ -218,15 +198,15 @@ class Aggregator:
             self._advance()
         return self._drain()
 
-    def next_deadline_s(self, now_s: float) -> float | None:
+    def next_deadline_s(self) -> float | None:
         """Returns when to send :class:`Tick`, if nothing else happens before."""
-        self.run.now_s = now_s
+        deadlines = self.run.deadlines
         if self.finished or not self.leading:
-            return self._save_again_at_s
+            return deadlines.get("save")
         if self._behind:
-            return self._publishing.attach_at_s
-        deadlines = [self._publishing.attach_at_s, *(at_s for part in self._parts for at_s in part.deadlines_s())]
-        return min(deadlines if self._save_again_at_s is None else [*deadlines, self._save_again_at_s])
+            return deadlines.get("attach")
+        first = deadlines.first()
+        return None if first is None else first[0]
 
     @property
     def leading(self) -> bool:
@@ -289,27 +269,38 @@ class Aggregator:
 
     def _run_save_failed(self, event: RunSaveFailed) -> None:
         self.run.record_failed()
-        self._save_again_at_s = self.run.now_s + SAVE_RETRY_S
+        self.run.deadlines.put("save", self.run.now_s + SAVE_RETRY_S)
         self.run.disk_failed(event.detail)
         self.run.note(RunRecordFailed(detail=event.detail, retry_s=SAVE_RETRY_S))
 
     # --- what the time calls for ------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Lets the parts do what the state and the time now call for; called after every event."""
+        """Lets the parts do what the state and the time now call for; called after every event.
+
+        Data move before rounds close and open.
+        """
         run = self.run
         run.clock.look_again()
         run.remember_pace()
-        if self._save_again_at_s is not None and run.now_s >= self._save_again_at_s:
-            self._save_again_at_s = None
+        save_again_at_s = run.deadlines.get("save")
+        if save_again_at_s is not None and run.now_s >= save_again_at_s:
+            run.deadlines.drop("save")
             run.save()
         if not self.leading:
             return
         self._attach()
         if self._behind:
             return
-        for part in self._parts:
-            part.advance()
+        self._sharing.advance()
+        if run.phase is Phase.SEEDING:
+            self._seeding.advance()
+        self._ending.advance()
+        self._commits.advance()
+        self._rounds.advance()
+        if run.config.shards > 1:
+            self._roster.advance()
+        self._notices.advance()
 
     def _attach(self) -> None:
         """Tells every broker, again and again, the leader and its versions."""

@@ -5,6 +5,8 @@ See docs/reference.md, section 4.9.
 
 from __future__ import annotations
 
+import math
+
 from aggregator.interface.events import Received
 from aggregator.interface.notes import RunEnded, RunFlushIncomplete, RunFlushing, RunLingers
 from aggregator.rounds.intake import Intake
@@ -59,15 +61,6 @@ class Ending:
         self._linger_until_s: float | None = run.now_s + LINGER_S if self._begins_ended else None
         self._linger_most_s = run.now_s + LINGER_MOST_S
 
-    def deadlines_s(self) -> list[float]:
-        """Returns the moments at which :meth:`advance` may have something to do."""
-        deadlines = [] if self._linger_until_s is None else [self._linger_until_s]
-        if self._flush_began_s is not None:
-            ends = [self._flush_began_s + self._run.config.round_timeout_s, self._patient_until_s(self._flush_began_s)]
-            ends += [self._others_until_s(self._flush_began_s)]
-            deadlines += [end_s for end_s in ends if end_s > self._run.now_s]
-        return deadlines
-
     def advance(self) -> None:
         """Begins the flush at the target, carries it on, and ends the run when it is done."""
         run = self._run
@@ -83,7 +76,7 @@ class Ending:
             if run.config.shards > 1:
                 run.save()  # which tells the others
             self._notices.tell_all()
-        if run.phase is Phase.FLUSHING and run.told_phase is Phase.ENDED and not run.busy:
+        if run.phase is Phase.FLUSHING and run.told_phase is Phase.ENDED and not run.num_busy():
             self._end()  # as shard 0 has
         elif run.phase is Phase.FLUSHING:
             self._flush()
@@ -99,6 +92,20 @@ class Ending:
                 self._run.finish("every island has left")
             elif run.now_s >= self._linger_until_s:
                 self._linger_on()
+        if run.phase is not Phase.RUNNING:
+            self._register()
+
+    def _register(self) -> None:
+        """Registers when :meth:`advance` may have something to do."""
+        moments = [] if self._linger_until_s is None else [self._linger_until_s]
+        if (began_s := self._flush_began_s) is not None:
+            ends = (
+                began_s + self._run.config.round_timeout_s,
+                self._patient_until_s(began_s),
+                self._others_until_s(began_s),
+            )
+            moments += [end_s for end_s in ends if end_s > self._run.now_s]
+        self._run.deadlines.put("ending", min(moments, default=math.inf))
 
     def heard(self, member: Member, beat: Heartbeat, event: Received) -> None:
         """Takes note of an island's heartbeat and answers it; its counters may be the last to wait for."""
@@ -158,7 +165,7 @@ class Ending:
             settled = settled and fragment.flushed and not missing
             # What a closed flush round did not bring is asked for again, at the pace of heartbeats.
             again = missing and run.now_s >= fragment.closed_at_s + config.heartbeat_interval_s
-            if (again or not fragment.flushed) and len(run.busy) < config.rounds_in_flight:
+            if (again or not fragment.flushed) and run.num_busy() < config.rounds_in_flight:
                 self._rounds.open(p, flush=True)
         run.flushed = settled
         if isinstance(self._roster, Keeper):

@@ -65,6 +65,12 @@ class Notices:
         """Tells some of those that wait, once there is room for a portion of them."""
         if self._untold and self._room_now() >= min(PORTION, len(self._untold)):
             self._tell_some()
+        if self._untold:
+            missing = min(PORTION, len(self._untold)) - self._room
+            # One millisecond late rather than early, as with rounds.
+            self._run.deadlines.put("notices", self._room_at_s + missing / PER_S + 0.001)
+        else:
+            self._run.deadlines.drop("notices")
 
     def _tell_some(self) -> None:
         """Tells as many of those that wait as there is room for."""
@@ -76,12 +82,6 @@ class Notices:
             member = run.members.get(island_id)
             if member is not None and not member.left:
                 self.tell(member)
-
-    def deadlines_s(self) -> list[float]:
-        """Returns when more can be told, if some wait."""
-        missing = min(PORTION, len(self._untold)) - self._room
-        # One millisecond late rather than early, as with rounds.
-        return [self._room_at_s + missing / PER_S + 0.001] if self._untold else []
 
     def _room_now(self) -> float:
         since_s = self._run.now_s - self._room_at_s

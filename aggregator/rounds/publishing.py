@@ -22,7 +22,8 @@ class Publishing:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._broker_versions = BrokerVersions(run.now_s)
-        self.attach_at_s = run.now_s  #: when :meth:`attach` has something to say again
+        self._attach_at_s = run.now_s  # when :meth:`attach` has something to say again
+        run.deadlines.put("attach", self._attach_at_s)
         # A standby that asks a broker about the leader must not take a pause for silence.
         lease_s = run.config.lease_s
         self._attach_interval_s = min(ATTACH_INTERVAL_S, lease_s / 4) if run.config.failover else ATTACH_INTERVAL_S
@@ -32,9 +33,10 @@ class Publishing:
     def attach(self) -> bool:
         """Tells every broker the leader and its versions, if that is due; returns True if it was."""
         run, c = self._run, self._run.config
-        if run.now_s < self.attach_at_s:
+        if run.now_s < self._attach_at_s:
             return False
-        self.attach_at_s = run.now_s + self._attach_interval_s
+        self._attach_at_s = run.now_s + self._attach_interval_s
+        run.deadlines.put("attach", self._attach_at_s)
         ended = run.phase is Phase.ENDED
         attach = Attach(shard=c.shard, shards=c.shards, epoch=run.epoch, versions=run.versions, ended=ended)
         run.emit(Send(to=BROKER, message=attach))

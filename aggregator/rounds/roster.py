@@ -16,6 +16,7 @@ Version 0 is whole when every shard has its part of it on disk; nobody publishes
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from aggregator.interface.events import Received, Send
@@ -84,10 +85,8 @@ class Keeper:
                 run.troubles.end(f"shard {shard}", run.now_s)
             if self._owes(shard) and run.now_s >= self._sent_at_s[shard] + AGAIN_S:
                 self._send(shard)
-
-    def deadlines_s(self) -> list[float]:
-        """Returns when :meth:`advance` has something to send again."""
-        return [self._sent_at_s[shard] + AGAIN_S for shard in self._others if self._owes(shard)]
+        again_s = (self._sent_at_s[shard] + AGAIN_S for shard in self._others if self._owes(shard))
+        run.deadlines.put("roster", min(again_s, default=math.inf))
 
     @property
     def seeded(self) -> bool:
@@ -160,12 +159,8 @@ class Adopter:
             _, self._durable = self._saving.pop(0)
         self._membership.saved(run.durable_serial)
 
-    def deadlines_s(self) -> list[float]:
-        """Returns nothing: no work here waits for a time."""
-        return []
-
     def advance(self) -> None:
-        """Answers shard 0 again if the answer has changed since it was sent."""
+        """Answers shard 0 again if the answer has changed since it was sent; no work here waits for a time."""
         if self._said is not None and self._said != self._answer():
             self.say()
 

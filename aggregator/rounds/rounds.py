@@ -8,8 +8,9 @@ The stages of a fragment are a table (:data:`aggregator.state.fragment.STAGES`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from aggregator.interface.events import Merge, Part
 from aggregator.interface.leader_notes import BrokerBack
@@ -18,7 +19,8 @@ from aggregator.interface.notes import RoundCancelled, RoundClosed, RoundOpened,
 from aggregator.rounds.brokers import Outage
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices
-from aggregator.rules.quorum import Verdict, Waits
+from aggregator.rules.pacing import Lockstep, Pacer
+from aggregator.rules.quorum import Decision, Verdict, Waits
 from aggregator.rules.staleness import mean_staleness, presence_factor, weighed
 from aggregator.state.fragment import Fragment
 from aggregator.state.round import Admitted, Round
@@ -30,6 +32,22 @@ from broker.wire.messages import Codec, Merged, Pacing, Phase
 HEARTBEATS_TO_SETTLE = 3
 #: Likewise for those that a leader finds in its store: their broker may have been away with the one before.
 HEARTBEATS_TO_RETURN = 2
+
+
+class Fleet(NamedTuple):
+    """The part of the fleet's state that decides on every open round.
+
+    Attributes:
+        live_ids: Ids of the live islands.
+        responsive: Of these, those that rounds wait for, without those in quarantine.
+        live: How many of them are eligible and make steps, so that a round can have their answers.
+        waits: How long a round waits now.
+    """
+
+    live_ids: frozenset[str]
+    responsive: frozenset[str]
+    live: int
+    waits: Waits
 
 
 class Rounds:
@@ -49,39 +67,54 @@ class Rounds:
 
     # --- opening and closing ----------------------------------------------------------------------------------
 
-    def deadlines_s(self) -> list[float]:
-        """Returns the moments at which :meth:`advance` may have something to do."""
-        run = self._run
-        deadlines: list[float] = []
-        for round_ in run.open_rounds.values():
-            looked = round_.peek(run.now_s, self._waited_for(round_), self._run.num_eligible(), self._waits())
-            deadlines.append(run.now_s if looked.recheck_at_s is None else looked.recheck_at_s)
-        if run.open_rounds:
-            death_s = run.members.next_death_s(run.now_s)
-            deadlines += [] if death_s is None else [death_s]
-        if run.phase is Phase.RUNNING and run.pacer is not None and len(run.busy) < self._allowed():
-            unready = run.unready
-            waits_s = run.pacer.due_in_s([p for p in run.moving if p not in unready], run.now_s)
-            # One millisecond late rather than early: an estimate that falls short would wake us again at once.
-            deadlines += [run.now_s + wait_s + 0.001 for wait_s in waits_s.values()]
-        return deadlines
-
     def advance(self) -> None:
-        """Closes the rounds that are decided, and opens those that are due."""
-        run = self._run
+        """Closes the rounds that are decided, and opens those that are due; registers when to look again."""
+        run, moments, changed = self._run, list[float](), False
+        fleet: Fleet | None = None
         for round_ in list(run.open_rounds.values()):
-            self._close_if_decided(round_)
-        while (
-            run.phase is Phase.RUNNING
-            and run.pacer is not None
-            and len(run.busy) < self._allowed()
-            and self._may_open()
-        ):
-            due = run.pacer.most_overdue(run.now_s, run.unready)
+            fleet = fleet or self._fleet()
+            waited_for = self._waited_for(round_, fleet)
+            decision = round_.look(run.now_s, waited_for, fleet.live, fleet.waits)
+            if decision.recheck_at_s is not None:
+                moments.append(decision.recheck_at_s)
+                continue
+            self._close(round_, decision, waited_for)
+            fleet, changed = None, True  # islands that were missed or refused, and the time to the quorum
+        if run.phase is Phase.RUNNING and run.pacer is not None:
+            changed = self._open_due(run.pacer, moments) or changed
+        if run.open_rounds:
+            if changed:
+                moments += self._rechecks_s()
+            death_s = run.members.next_death_s(run.now_s)
+            moments += [] if death_s is None else [death_s]
+        run.deadlines.put("rounds", min(moments, default=math.inf))
+
+    def _open_due(self, pacer: Pacer | Lockstep, moments: list[float]) -> bool:
+        """Opens the rounds that are due, as many as may be open; returns whether there was one.
+
+        Where more may be open it adds to ``moments`` when the next one falls due.
+        """
+        run, opened = self._run, False
+        allowed = run.round_times.rounds_allowed(len(run.moving), run.median_step_s, run.interval.steps)
+        while run.num_busy() < allowed:
+            free = run.free()
+            due = pacer.most_overdue(run.now_s, free) if self._may_open() else None
             if due is None:
+                waits_s = pacer.due_in_s(free, run.now_s).values()
+                # One millisecond late rather than early: an estimate that falls short would wake us again at once.
+                moments += [run.now_s + wait_s + 0.001 for wait_s in waits_s]
                 break
-            run.pacer.opened(due, run.now_s)
+            pacer.opened(due, run.now_s)
             self.open(due)
+            opened = True
+        return opened
+
+    def _rechecks_s(self) -> Iterator[float]:
+        """Yields when each open round is to be looked at again: now, if one that has closed decides it."""
+        now_s, fleet = self._run.now_s, self._fleet()
+        for round_ in self._run.open_rounds.values():
+            looked = round_.peek(now_s, self._waited_for(round_, fleet), fleet.live, fleet.waits)
+            yield now_s if looked.recheck_at_s is None else looked.recheck_at_s
 
     def _may_open(self) -> bool:
         """Returns True if a round may open; in lockstep with a ready island, the first time with all expected."""
@@ -112,12 +145,9 @@ class Rounds:
         run.note(RoundOpened(round=round_.round_id, fragment=p, asked=len(asked), held=held, flush=flush))
         self._notices.announce(asked, round_.round_id)
 
-    def _close_if_decided(self, round_: Round) -> None:
+    def _close(self, round_: Round, decision: Decision, waited_for: frozenset[str]) -> None:
+        """Closes a round, and orders the merge of what it has brought, if anything."""
         run, fragment = self._run, self._run.fragments[round_.fragment_id]
-        waited_for = self._waited_for(round_)
-        decision = round_.look(run.now_s, waited_for, self._run.num_eligible(), self._waits())
-        if decision.verdict is Verdict.WAIT:
-            return
         self._settles = False
         del run.open_rounds[round_.round_id]
         fragment.closed_at_s = run.now_s
@@ -273,27 +303,21 @@ class Rounds:
 
     # --- measures ---------------------------------------------------------------------------------------------
 
-    def _waits(self) -> Waits:
-        waits = self._run.round_times.waits(self._run.median_step_s, self._run.interval.steps)
-        return replace(waits, settled_at_s=self._settled_at_s)
+    def _fleet(self) -> Fleet:
+        """Returns what decides on every open round; its sets are the same objects while they stay the same."""
+        run, now_s = self._run, self._run.now_s
+        waits = run.round_times.waits(run.median_step_s, run.interval.steps, self._settled_at_s)
+        live_ids, responsive = run.members.live_ids(now_s), run.members.responsive(now_s)
+        out = run.quarantine.out(now_s)
+        live = len(live_ids) - len((out | run.members.standing) & live_ids)
+        if out:
+            if self._trusted_of[0] is not responsive or self._trusted_of[1] != out:
+                self._trusted_of, self._trusted = (responsive, out), responsive - out
+            responsive = self._trusted
+        return Fleet(live_ids, responsive, live, waits)
 
-    def _allowed(self) -> int:
-        run = self._run
-        return run.round_times.rounds_allowed(len(run.moving), run.median_step_s, run.interval.steps)
-
-    def _waited_for(self, round_: Round) -> frozenset[str]:
+    @staticmethod
+    def _waited_for(round_: Round, fleet: Fleet) -> frozenset[str]:
         """Returns the islands that hold up a round: responsive ones; in a flush or without any, all live ones."""
-        responsive = self._responsive()
-        if round_.flush or round_.asked.isdisjoint(responsive):
-            return self._run.members.live_ids(self._run.now_s)
-        return responsive
-
-    def _responsive(self) -> frozenset[str]:
-        """Returns the responsive islands not in quarantine; the same object while they stay the same."""
-        responsive = self._run.members.responsive(self._run.now_s)
-        out = self._run.quarantine.out(self._run.now_s)
-        if not out:
-            return responsive
-        if self._trusted_of[0] is not responsive or self._trusted_of[1] != out:
-            self._trusted_of, self._trusted = (responsive, out), responsive - out
-        return self._trusted
+        none = round_.flush or round_.asked.isdisjoint(fleet.responsive)
+        return fleet.live_ids if none else fleet.responsive

@@ -53,14 +53,11 @@ class Seeding:
         self._passed_over: set[tuple[str, int]] = set()  # islands and incarnations that were asked in vain
         self._times_over = 0  # how often everybody was
 
-    def deadlines_s(self) -> list[float]:
-        """Returns nothing: with any later event a silent seeder is passed over."""
-        return []
-
     def advance(self) -> None:
-        """Begins the run once version 0 is whole, and until then asks for it."""
-        if self._run.phase is not Phase.SEEDING:
-            return
+        """Begins the run once version 0 is whole, and until then asks for it; only before it has begun.
+
+        It has no deadline: with any later event a silent seeder is passed over.
+        """
         if not self._complete():
             self._choose()
             return

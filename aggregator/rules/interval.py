@@ -184,7 +184,7 @@ class RoundTimes:
         ordered = sorted(self._arrivals_s)
         return ordered[math.ceil(0.9 * len(ordered)) - 1]
 
-    def waits(self, step_s: float, interval_steps: int) -> Waits:
+    def waits(self, step_s: float, interval_steps: int, settled_at_s: float = -math.inf) -> Waits:
         """Returns how long a round waits now, at a median inner step of ``step_s``."""
         c = self._config
         grace_s = grace_window_s(
@@ -197,7 +197,13 @@ class RoundTimes:
         # Answers are given at the end of a step: those of equal islands come up to a step apart, one now, another then.
         half_s = interval_steps / 2 * step_s
         arrivals_s = min(self.arrivals_p90_s() + step_s, half_s) if c.grace_by_arrivals else 0.0
-        return Waits(quorum=c.quorum or c.islands, grace_s=grace_s, arrivals_s=arrivals_s, timeout_s=c.round_timeout_s)
+        return Waits(
+            quorum=c.quorum or c.islands,
+            grace_s=grace_s,
+            arrivals_s=arrivals_s,
+            timeout_s=c.round_timeout_s,
+            settled_at_s=settled_at_s,
+        )
 
     def rounds_allowed(self, num_fragments: int, step_s: float, interval_steps: int) -> int:
         """Returns how many rounds may be open: enough that one journey's length does not stretch H."""

@@ -9,7 +9,7 @@ change in mid-run (:mod:`aggregator.rules.interval`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from aggregator.rules.deadlines import ROUNDING_S
 from aggregator.rules.ranked import Ranked
@@ -108,9 +108,8 @@ class Pacer:
         """Returns the fleet's inner steps since the fragment's last round; 0 while nobody advances."""
         return self._of_fleet(self._progress(fragment_id, self._clock.at(now_s)))
 
-    def most_overdue(self, now_s: float, busy: frozenset[int]) -> int | None:
-        """Returns the due fragment that waits longest, or None; ``busy`` ones are not considered."""
-        free = [p for p in self._fragment_ids if p not in busy]
+    def most_overdue(self, now_s: float, free: Sequence[int]) -> int | None:
+        """Returns the due fragment that waits longest among those that are ``free``, or None."""
         candidates = [p for p in free if self._may_be_due(p, now_s)]  # all are asked: a newcomer agrees with each
         if not candidates:
             return None
@@ -227,15 +226,12 @@ class Lockstep:
 
     spacing_steps = 0.0
 
-    def __init__(self, fragment_ids: Iterable[int]) -> None:
-        self._fragment_ids = tuple(fragment_ids)
-
     def resume(self, last_rounds: Mapping[int, int]) -> None:
         """Does nothing: there is no interval to catch up."""
 
-    def most_overdue(self, now_s: float, busy: frozenset[int]) -> int | None:
-        """Returns a fragment that has no round, or None."""
-        return next((p for p in self._fragment_ids if p not in busy), None)
+    def most_overdue(self, now_s: float, free: Sequence[int]) -> int | None:
+        """Returns the first fragment that has no round, or None."""
+        return free[0] if free else None
 
     def opened(self, fragment_id: int, now_s: float) -> None:
         """Does nothing: no interval is counted."""

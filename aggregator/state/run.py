@@ -22,6 +22,7 @@ from aggregator.interface.notes import IslandQuarantined, IslandReleased
 from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.ledger import Ledger
 from aggregator.rules.claims import Claims
+from aggregator.rules.deadlines import Deadlines
 from aggregator.rules.divergence import Course
 from aggregator.rules.interval import Interval, RoundTimes
 from aggregator.rules.pacing import Lockstep, Pacer
@@ -77,9 +78,11 @@ class Run:
         self.config = config
         self.now_s = now_s
         self.outbox: list[Action] = []
-        self.phase = Phase.SEEDING
+        self.deadlines = Deadlines()  # when each part may have something to do without another event
+        self.phase = self.told_phase = Phase.SEEDING  # and that which shard 0 tells, where that is another one
         self.epoch = 1
         self.manifest: FragmentManifest | None = None
+        self.moving: tuple[int, ...] = ()  # ids of the fragments that fall due here
         self.inputs: dict[str, str] = {}  # what training begins with, by the first island (broker.process.demands)
         self.fragments: dict[int, Fragment] = {}
         self._liveness = config.liveness
@@ -108,8 +111,8 @@ class Run:
         self.planted_digests: dict[int, str] = {}  # of version 0, once it is whole
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
         self.never_began = True  # no record says that there ever was a version 0
-        self.planted = False  # something of version 0 may be in the store
-        self.began = False  # version 0 is whole, in every shard
+        #: Something of version 0 may be in the store; it is whole, in every shard.
+        self.planted = self.began = False
         self.saved_serial = 0  # of the newest run record asked for
         self._given_serial = 0  # of the newest one that was given to be written
         self._is_writing = False  # that one
@@ -119,7 +122,6 @@ class Run:
         self.begins: dict[str, tuple[int, int]] = {}  # island -> the furthest step and tokens that other shards know
         self.foundings: tuple[Founding, ...] = ()  # of the line that the store has, oldest first
         self.roster_at = (0, 0)  # epoch and serial of shard 0's roster that was taken over last
-        self.told_phase = Phase.SEEDING  # by shard 0, where that is another one
         self.answered_at_s = math.inf  # when a broker answered last; before the first nobody is missed
         self.flushed = False  # every fragment of this shard is, as far as can be
         self.troubles = Troubles()
@@ -273,24 +275,14 @@ class Run:
             return tuple(versions)
         return tuple(version if self.owns(p) else -1 for p, version in enumerate(versions))
 
-    @property
-    def moving(self) -> tuple[int, ...]:
-        """Ids of the fragments that fall due here."""
-        if self.manifest is None:
-            return ()
-        if self.config.shards == 1:
-            return self.manifest.moving
-        return tuple(p for p in self.manifest.moving if self.owns(p))
+    def num_busy(self) -> int:
+        """Returns how many fragments have a round in any stage; one that stands still keeps no other from one."""
+        return len([f for f in self.fragments.values() if f.at.stage is not Stage.IDLE and not f.stands_still])
 
-    @property
-    def busy(self) -> frozenset[int]:
-        """Fragments with a round in any stage; one that stands still keeps no other from having one."""
-        return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE and not f.stands_still)
-
-    @property
-    def unready(self) -> frozenset[int]:
-        """Fragments that cannot have a round now: they have one, or nobody could adopt the newest version."""
-        return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE or f.undelivered)
+    def free(self) -> list[int]:
+        """Returns the moving fragments without a round, whose newest version was delivered."""
+        fragments = self.fragments
+        return [p for p in self.moving if not ((f := fragments[p]).undelivered or f.at.stage is not Stage.IDLE)]
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -341,11 +333,6 @@ class Run:
         """Ids of the live islands that are not quarantined: those that a round could consist of."""
         live, out = self.members.live_ids(self.now_s), self.quarantine.out(self.now_s)
         return live - out if out else live
-
-    def num_eligible(self) -> int:
-        """Returns the number of eligible islands that make steps, so that a round can have their answers."""
-        live, out = self.members.live_ids(self.now_s), self.quarantine.out(self.now_s)
-        return len(live) - len((out | self.members.standing) & live)
 
     def counts(self, island_id: str) -> bool:
         """Whether an island is one of the :meth:`eligible`."""
@@ -438,9 +425,10 @@ class Run:
             raise ConfigError("merge", self.config.merge, cure)
         self.manifest = manifest
         self.config = replace(self.config, **{name: getattr(recipe, name) for name in RECIPE})
+        self.moving = tuple(p for p in manifest.moving if self.owns(p))
         self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
         self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
-        c, self.pacer = self.config, Lockstep(self.moving)
+        c, self.pacer = self.config, Lockstep()
         if c.pacing is not Pacing.LOCKSTEP:
             fastest = (c.quorum or c.islands) if c.pacing is Pacing.FIXED else 0
             self.pacer = Pacer(manifest.moving, c.sync_interval, self.clock, frozenset(self.moving), fastest=fastest)

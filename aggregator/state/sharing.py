@@ -47,14 +47,14 @@ class Sharing:
         """
         return self._run.phase is Phase.RUNNING and not self._run.config.shard and not self._run.deaf
 
-    def deadlines_s(self) -> list[float]:
-        """Returns the time to write down what has moved; a block itself moves with any event after its time."""
-        return [self._save_at_s] if self._save_at_s is not None and self._may_move() else []
-
     def advance(self) -> None:
-        """Moves data between islands that are away and others; a move is durable before anyone is told."""
+        """Moves data between islands that are away and others; a move is durable before anyone is told.
+
+        The deadline is that for writing down what has moved; a block itself moves with any event after its time.
+        """
         run = self._run
         if not self._may_move():
+            run.deadlines.drop("sharing")
             return
         changed = self._changed()
         if run.now_s < self._look_at_s:
@@ -76,6 +76,10 @@ class Sharing:
         if self._save_at_s is not None and run.now_s >= self._save_at_s:
             self._saved_at_s, self._save_at_s = run.now_s, None
             run.save()
+        if self._save_at_s is None:
+            run.deadlines.drop("sharing")
+        else:
+            run.deadlines.put("sharing", self._save_at_s)
 
     def note(self, moved: Iterable[Dealt]) -> None:
         """Notes the data that have moved."""

@@ -329,14 +329,6 @@ PROGRESS = (
     ),
     Mutant(
         10,
-        "a driver that asks for deadlines changes when the quorum was met",
-        "aggregator/rounds/rounds.py::Rounds.deadlines_s",
-        "looked = round_.peek(run.now_s,",
-        "looked = round_.look(run.now_s,",
-        "unit/aggregator_rounds/test_rounds.py::test_asking_for_deadlines_does_not_meet_a_quorum",
-    ),
-    Mutant(
-        10,
         "a replay does not compare what was decided",
         "ops/inspect/replay_core.py::Replay._note",
         "if line != replayed:",

@@ -32,7 +32,7 @@ class Shadowed(Aggregator):
     def handle(self, event: agg.Event, now_s: float) -> list[agg.Action]:
         """Both take an event."""
         self.fed += 1
-        self.next_deadline_s(now_s)  # long after the last event, and before this one
+        self.next_deadline_s()  # long after the last event, and before this one
         expected = self.shadow.handle(event, now_s)
         actions = super().handle(event, now_s)
         assert actions == expected, event

@@ -128,7 +128,7 @@ def test_a_stop_ends_everything_at_once_and_only_once():
     assert notes(made.feed(Stop()), "aggregator.finished")[0]["reason"] == "stopped by the operator"
     assert made.core.finished
     assert not of(made.feed(Stop()), Finished)
-    assert made.core.next_deadline_s(0.0) is None
+    assert made.core.next_deadline_s() is None
 
 
 def test_every_fragment_is_flushed_a_few_at_a_time():

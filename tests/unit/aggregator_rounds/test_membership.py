@@ -46,7 +46,7 @@ def test_nothing_is_said_before_the_epoch_is_durable():
     (_, save) = core.start(0.0)
     assert isinstance(save, SaveRun)
     assert core.handle(Tick(), 5.0) == []
-    assert core.next_deadline_s(5.0) is None
+    assert core.next_deadline_s() is None
     assert sent(core.handle(RunSaved(serial=save.serial), 5.0), Attach, BROKER)
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from aggregator.interface.events import Send
 from aggregator.rounds import notices as rules
-from aggregator.rounds.notices import Notices
 from broker.wire.messages import FleetState, Leave
 from tests.aggregator_hand import Desk, notes, of
 
@@ -26,9 +25,7 @@ def large(monkeypatch):
 
 
 def untold(made):
-    notices = made.core._parts[-1]
-    assert isinstance(notices, Notices)
-    return list(notices._untold)
+    return list(made.core._notices._untold)
 
 
 def opened(made):
@@ -79,7 +76,7 @@ def test_each_round_tells_others_first(monkeypatch):
     monkeypatch.setattr(rules, "AT_ONCE", 2)
     made = Desk(islands=5)
     made.gather(*"abcde")
-    notices = made.core._parts[-1]
+    notices = made.core._notices
     members = list(made.members.values())
     firsts = []
     for number in range(5):

@@ -97,15 +97,6 @@ def test_where_all_islands_are_unresponsive_all_are_waited_for():
     assert made.versions == (1,)
 
 
-def test_asking_for_deadlines_does_not_meet_a_quorum():
-    """The driver asks at a moment at which both islands are dead, so that one would be enough, and tells of nothing."""
-    made = desk("a", "b", quorum=2)
-    round_id = made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    made.core.next_deadline_s(made.now_s + 10.0)
-    assert made.core.run.open_rounds[round_id].quorum_met_at_s is None
-
-
 def test_a_round_does_not_wait_for_an_island_that_is_heard_and_makes_no_steps():
     made = desk("a", "b", quorum=2)
     made.open_round("a", "b", step=4)

@@ -194,7 +194,7 @@ def test_who_advances_at_which_pace_and_what_is_due_is_as_if_everybody_were_aske
         for each in "abcde":
             ratio = sum(within.values()) / within[each] if per_s.get(each) and within[each] else max(1, len(per_s))
             assert rates.ratio(each, now_s) == pytest.approx(ratio, rel=1e-12)
-        due, waits_s = pacer.most_overdue(now_s, frozenset()), pacer.due_in_s(range(3), now_s)
+        due, waits_s = pacer.most_overdue(now_s, range(3)), pacer.due_in_s(range(3), now_s)
         began = {p: dict(pacer._began[p]) for p in range(3)}
         progress = {p: sorted(at[each][0] - began[p][each] for each in at) for p in range(3)}
         fleet = {p: done[(len(done) - 1) // 2] if done else 0.0 for p, done in progress.items()}

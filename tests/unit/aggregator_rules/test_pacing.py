@@ -20,7 +20,8 @@ class Fleet:
 
     def __init__(self, step_times_s, interval=8, fragments=4):
         self.clock = StepClock(HEARTBEAT_S)
-        self.pacer = Pacer(range(fragments), interval, self.clock)
+        self.fragments = range(fragments)
+        self.pacer = Pacer(self.fragments, interval, self.clock)
         self.step_times_s = dict(step_times_s)
         self.opened = []  # (time, fragment)
 
@@ -34,7 +35,7 @@ class Fleet:
             for n, island_id in enumerate(sorted(self.step_times_s)):
                 if (i + 7 * n) % round(HEARTBEAT_S / tick_s) == 0:
                     self.clock.report(island_id, self.step(island_id, now_s), now_s, self.step_times_s[island_id])
-            due = self.pacer.most_overdue(now_s, frozenset())
+            due = self.pacer.most_overdue(now_s, self.fragments)
             if due is not None:
                 self.pacer.opened(due, now_s)
                 self.opened.append((now_s, due))
@@ -161,5 +162,5 @@ def test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_soone
     for inner_step in (12, 17, 22, 27, 29):  # at 2.9 s all comes at once, oldest first
         for island_id in "bca":
             clock.report(island_id, inner_step, 2.9, 0.1)
-            assert pacer.most_overdue(2.9, frozenset()) is None
+            assert pacer.most_overdue(2.9, fleet.fragments) is None
     assert pacer.progress(0, 2.9) == pytest.approx(29 - 22, abs=1.01), "7 steps since it has opened, not 17"

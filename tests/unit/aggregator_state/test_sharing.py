@@ -25,7 +25,7 @@ def test_in_a_large_fleet_blocks_that_were_given_are_written_down_together():
         saved += len(of(said, SaveRun))
     assert [each["owner"] for each in given] == names[:9]
     assert saved == 1  # with the first
-    after_s = made.core.next_deadline_s(made.now_s)
+    after_s = made.core.next_deadline_s()
     assert after_s == pytest.approx(10.001 + 20 * SAVED_APART_S)
     (record,) = of(made.run_to(after_s), SaveRun)
     assert {str(each["block"]) for each in given} <= record.record["shares"]["given"].keys()

@@ -10,7 +10,6 @@ from aggregator.standby.replication import NOTES
 from aggregator.state.records import ledger_line
 from ops.inspect.replay_core import Replay
 from ops.inspect.replay_result import fingerprint
-from tests.aggregator_hand import Desk
 from tests.taped import STEPS_PER_ROUND, Taped
 
 
@@ -157,21 +156,6 @@ def test_fingerprints_are_those_of_the_ledger_lines():
     line = ledger_line(first.commits[0])
     found = played(first.tape)[0].fingerprints[0, 1]
     assert found == {fingerprint(line)} != {fingerprint({**line, "epoch": 2})}
-
-
-def test_a_driver_may_ask_for_deadlines_at_any_time_without_changing_a_decision():
-    def silence(*asked_at_s):
-        desk = Desk(dead_after_s=100)
-        desk.gather("a", "b", "c")
-        for island_id, step_time_s in (("a", 0.1), ("b", 0.1), ("c", 1.0)):
-            desk.now_s += 0.1
-            desk.beat(island_id, 1, step_time_s=step_time_s)
-        for at_s in asked_at_s:  # at 2 s only c is still thought to advance, at 10 s nobody
-            desk.core.next_deadline_s(at_s)
-        desk.tick(10.0)
-        return desk.core.run.median_step_s
-
-    assert silence(2.0) == silence() == 0.1
 
 
 def test_notes_about_standbys_and_the_lease_are_no_decisions_of_the_core(two_lives):
