@@ -128,7 +128,7 @@ class Claims:
         self._pass_time(c, step_time_s, now_s)
         if steps:
             c.step, c.tokens = step, c.tokens + trained
-            c.amount = c.amount or self._middle_amount or trained / steps
+            c.amount = c.amount or self._amounts.lower_median() or trained / steps
             c.amount += min(1.0, steps / MEMORY_STEPS) * (trained / steps - c.amount)
         self._rank(island_id)
         if not steps and not c.ahead:
@@ -184,24 +184,21 @@ class Claims:
             self._look_at_gaps(now_s)
         elif c.gap and self._unheard:
             self._look_at_gaps(now_s)
-        supported = max(c.supported, c.present_s / step_time_s) * self._slowdown(island_id)
+        slowdown = self._slowdown(island_id)
+        supported = max(c.supported, c.present_s / step_time_s) * slowdown
         supported += min(c.gap, self._away_s / step_time_s) if c.gap else 0.0
         claimed = c.step - c.before
-        grace = GRACE_STEPS + GRACE_S / step_time_s * self._slowdown(island_id)
+        grace = GRACE_STEPS + GRACE_S / step_time_s * slowdown
         caught = claimed > supported if c.caught else claimed > supported * PACE_MARGIN + grace
-        c.caught = caught and self._settled
+        # Until most islands were heard after a restart, no claim is judged.
+        c.caught = caught and len(self._unheard) < max(1, len(self._gaps_s))
         return min(claimed, max(0, claimed - int(supported))) if caught else 0
-
-    @property
-    def _settled(self) -> bool:
-        """Returns True once most islands were heard after a restart: until then no claim is judged."""
-        return len(self._unheard) < max(1, len(self._gaps_s))
 
     def _step_time_s(self, c: Claimed) -> float | None:
         """Returns the step time that a life reported; if none, that of the fleet's lower median."""
         if c.step_time_s:
             return c.step_time_s
-        middle = _lower_median(self._rates)
+        middle = self._rates.lower_median()
         return c.amount / middle if c.amount and middle else None
 
     def _look_at_gaps(self, now_s: float) -> None:
@@ -221,25 +218,20 @@ class Claims:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    @property
-    def _middle_amount(self) -> float:
-        return _lower_median(self._amounts)
-
-    def _most_amount(self, island_id: str) -> float:
-        return max(AMOUNT_SPREAD * self._middle_amount, self._trusted.get(island_id, 0))
-
     def _counting_amount(self, island_id: str) -> float:
         """Returns the tokens per step that count for an island that claims too many."""
-        return max(self._middle_amount, self._trusted.get(island_id, 0))
+        return max(self._amounts.lower_median(), self._trusted.get(island_id, 0))
 
     def _beyond(self, island_id: str) -> bool:
         """Returns True if an island claims more tokens per step than fleet and operator support."""
-        claimed = self._amounts.get(island_id)
-        return claimed is not None and claimed > self._most_amount(island_id)
+        claimed = self._amounts.value.get(island_id)
+        if claimed is None:
+            return False
+        return claimed > max(AMOUNT_SPREAD * self._amounts.lower_median(), self._trusted.get(island_id, 0))
 
     def _slowdown(self, island_id: str) -> float:
         """Returns the factor of an island's pace: 1, unless it is impossibly fast."""
-        rate, middle = self._rates.get(island_id), _lower_median(self._rates)
+        rate, middle = self._rates.value.get(island_id), self._rates.lower_median()
         return middle / rate if rate and rate > self._pace_spread * middle else 1.0
 
     def bounds(self, island_ids: Iterable[str]) -> tuple[dict[str, float], dict[str, float]]:
@@ -253,7 +245,7 @@ class Claims:
         return 1.0 - c.ahead / (c.step - c.before) if c is not None and c.caught else 1.0
 
     def _most_weighed(self, island_id: str) -> float:
-        amount, middle = self._amounts.get(island_id) or 0.0, self._middle_amount
+        amount, middle = self._amounts.value.get(island_id) or 0.0, self._amounts.lower_median()
         if self._beyond(island_id):
             return self._counting_amount(island_id)
         if amount > middle and island_id not in self._trusted:
@@ -262,13 +254,13 @@ class Claims:
 
     def counted(self, island_id: str) -> float:
         """Returns the part of an island's rate of tokens that counts: 1 of an honest one."""
-        amount = self._amounts.get(island_id)
+        amount = self._amounts.value.get(island_id)
         share = self._counting_amount(island_id) / amount if amount and self._beyond(island_id) else 1.0
         return share * self._slowdown(island_id)
 
     def doubts(self, island_id: str) -> str:
         """Returns a sentence with the cure for claims that are doubted; empty if none is."""
-        c, middle = self._claimed[island_id], self._middle_amount
+        c, middle = self._claimed[island_id], self._amounts.lower_median()
         if self._beyond(island_id):
             return (
                 f"{island_id} claims {c.amount:,.0f} tokens a step, {c.amount / middle:.1f} times the fleet's "
@@ -276,7 +268,7 @@ class Claims:
                 f"if it is true, allow it with --trusted-tokens {island_id}={math.ceil(c.amount)}"
             )
         if self._slowdown(island_id) < 1.0:
-            rate, fleet = self._rates.get(island_id) or 0.0, _lower_median(self._rates)
+            rate, fleet = self._rates.value.get(island_id) or 0.0, self._rates.lower_median()
             return (
                 f"{island_id} claims {rate:,.0f} tokens a second, {rate / fleet:.0f} times the fleet's {fleet:,.0f}: "
                 f"counts as {fleet:,.0f}; if it is true, give the aggregator a larger pace_spread"
@@ -288,7 +280,3 @@ class Claims:
                 f"each: they do not count, and its tokens weigh {self.pace(island_id):.0%}"
             )
         return ""
-
-
-def _lower_median(ranked: Ranked) -> float:
-    return ranked[(len(ranked) - 1) // 2][0] if len(ranked) else 0.0

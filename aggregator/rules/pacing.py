@@ -121,7 +121,7 @@ class Pacer:
     def _may_be_due(self, fragment_id: int, now_s: float) -> bool:
         """Returns False when too few islands can have run an interval by now; True means: compute it."""
         ends_s = self._ends_at(fragment_id, now_s)
-        return bool(len(ends_s)) and ends_s[self._last(len(ends_s))][0] <= now_s
+        return bool(ends_s) and ends_s[self._last(len(ends_s))][0] <= now_s
 
     def opened(self, fragment_id: int, now_s: float) -> None:
         """Starts the fragment's next interval, less its lateness, so that fragments keep their distance.
@@ -160,7 +160,7 @@ class Pacer:
         waits_s: dict[int, float] = {}
         for p in fragment_ids:
             ends_s = self._ends_at(p, now_s)
-            if not len(ends_s):
+            if not ends_s:
                 break  # nobody advances
             # The island of rank r from below has H steps once all but r islands have them.
             island_id = ends_s[self._last(len(ends_s))][1]
@@ -177,29 +177,30 @@ class Pacer:
             self._take_in(fragment_id, moment)
             return [step - began[i] for i, step in moment.items()]
 
-    def _ends_at(self, fragment_id: int, now_s: float) -> Ranked:
-        """Returns when each island that advances will have run the fragment's interval, at the earliest."""
-        num_advancing = self._clock.num_advancing(now_s)
+    def _ends_at(self, fragment_id: int, now_s: float) -> list[tuple[float, str]]:
+        """Returns when each island that advances will have run the fragment's interval, at the earliest; sorted."""
+        lines = self._clock.lines(now_s)
         if self._news:
             for unseen in self._unseen.values():
                 unseen |= self._news
             self._news.clear()
-        ends_s, unseen = self._ends_s[fragment_id], self._unseen[fragment_id]
+        ends_s, unseen, interval = self._ends_s[fragment_id], self._unseen[fragment_id], self._interval
+        all_began = self._began[fragment_id]
         for island_id in unseen:
-            line = self._clock.line(island_id)
+            line = lines.get(island_id)
             if line is None:
                 ends_s.drop(island_id)
                 continue
-            began = self._began[fragment_id].get(island_id)
+            began = all_began.get(island_id)
             if began is None:
                 self._take_in(fragment_id, self._clock.at(now_s))
-                began = self._began[fragment_id][island_id]
+                began = all_began[island_id]
             at_s, step, step_time_s = line
-            rounding_s = ROUNDING_S + ROUNDING * (abs(at_s) + step_time_s * (abs(step) + abs(began) + self._interval))
-            ends_s.put(island_id, at_s + (self._interval + began - step) * step_time_s - rounding_s)
+            rounding_s = ROUNDING_S + ROUNDING * (abs(at_s) + step_time_s * (abs(step) + abs(began) + interval))
+            ends_s.put(island_id, at_s + (interval + began - step) * step_time_s - rounding_s)
         unseen.clear()
-        assert len(ends_s) == num_advancing, f"fragment {fragment_id}: {len(ends_s)} islands of {num_advancing}"
-        return ends_s
+        assert len(ends_s.order) == len(lines), f"fragment {fragment_id}: {len(ends_s.order)} islands of {len(lines)}"
+        return ends_s.order
 
     def _take_in(self, fragment_id: int, at: Mapping[str, float]) -> None:
         """Adds islands: a newcomer agrees with the others; the first ones start in the fragment's phase."""

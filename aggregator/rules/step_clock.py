@@ -58,6 +58,7 @@ class StepClock:
         self._until_s = until_s or (lambda _: math.inf)
         self._paces: dict[str, Pace] = {}
         self._times_s = Ranked()  # seconds per inner step of each island that advances
+        self._lines: dict[str, tuple[float, int, float]] = {}
         self._unseen: dict[str, None] = {}  # to be looked at, in order
         self._changes = Deadlines()  # when each is to be looked at by itself
         self._looked_at_s: float | None = None  # the moment that all this is of; None: look again
@@ -122,14 +123,6 @@ class StepClock:
         elapsed_s = min(max(0.0, now_s - pace.reported_at_s), pace.allowance_s)
         return pace.inner_step + elapsed_s / pace.step_time_s
 
-    def line(self, island_id: str) -> tuple[float, int, float] | None:
-        """Returns an island's last (time, step, seconds per inner step); None if it does not advance."""
-        step_time_s = self._times_s.get(island_id)
-        if step_time_s is None:
-            return None
-        pace = self._paces[island_id]
-        return pace.reported_at_s, pace.inner_step, step_time_s
-
     def step_time_s(self, island_id: str) -> float | None:
         """The island's seconds per inner step, if it has reported any."""
         pace = self._paces.get(island_id)
@@ -140,16 +133,18 @@ class StepClock:
         more_s = 2 * self.heartbeat_interval_s
         return tuple(i for i, p in self._paces.items() if now_s - p.advanced_at_s <= p.allowance_s + more_s)
 
-    def num_advancing(self, now_s: float) -> int:
-        """Returns how many islands count and have a counter that grew lately."""
-        self._look(now_s)
-        return len(self._times_s)
+    def lines(self, now_s: float) -> Mapping[str, tuple[float, int, float]]:
+        """Returns the last (time, step, seconds per inner step) of each island that counts and advances, to read."""
+        if self._looked_at_s != now_s:
+            self._look(now_s)
+        return self._lines
 
     def advancing(self, now_s: float) -> tuple[str, ...]:
         """Returns the islands that count and whose counter grew lately, sorted."""
-        self._look(now_s)
+        if self._looked_at_s != now_s:
+            self._look(now_s)
         if self._advancing is None:
-            self._advancing = tuple(sorted(name for _, name in self._times_s))
+            self._advancing = tuple(sorted(self._lines))
         return self._advancing
 
     def at(self, now_s: float) -> Mapping[str, float]:
@@ -161,13 +156,13 @@ class StepClock:
 
     def median_step_time_s(self, now_s: float) -> float | None:
         """Returns the upper median step time of advancing islands: the pace of the lower median one."""
-        self._look(now_s)
-        return self._times_s[len(self._times_s) // 2][0] if len(self._times_s) else None
+        if self._looked_at_s != now_s:
+            self._look(now_s)
+        order = self._times_s.order
+        return order[len(order) // 2][0] if order else None
 
     def _look(self, now_s: float) -> None:
         """Finds the islands that advance at a moment; valid until the cache is dropped, or for that moment."""
-        if self._looked_at_s == now_s:
-            return
         if now_s < self._asked_at_s:  # of an earlier moment: some may have advanced then
             self._unseen.update(dict.fromkeys(self._paces))
         self._looked_at_s = self._asked_at_s = now_s
@@ -179,7 +174,7 @@ class StepClock:
         self._unseen.clear()
 
     def _look_at(self, island_id: str, now_s: float) -> None:
-        pace, before = self._paces.get(island_id), self._times_s.get(island_id)
+        pace, before = self._paces.get(island_id), self._times_s.value.get(island_id)
         step_time_s = None
         if pace is not None and pace.step_time_s and now_s - pace.advanced_at_s <= pace.allowance_s:
             # Nothing but a report makes another one advance; this one may end to by itself, or begin to count.
@@ -194,10 +189,13 @@ class StepClock:
                 step_time_s = pace.step_time_s
         else:
             self._changes.drop(island_id)
+        if pace is not None and step_time_s is not None:
+            self._lines[island_id] = pace.reported_at_s, pace.inner_step, step_time_s
         if step_time_s == before:
             return
         if step_time_s is None:
             self._times_s.drop(island_id)
+            del self._lines[island_id]
         else:
             self._times_s.put(island_id, step_time_s)
         if before is None or step_time_s is None:
@@ -238,24 +236,25 @@ class FleetRates:
     def ratio(self, island_id: str, now_s: float) -> float:
         """Returns the tokens of the fleet that count per token of an island, by rates within :data:`SPREAD`."""
         self._look(now_s)
-        rates = self._rates
-        own = rates.get(island_id)
+        order = self._rates.order
+        own = self._rates.value.get(island_id)
         if not own:
-            return float(max(1, len(rates)))
-        middle = rates[(len(rates) - 1) // 2][0]
+            return float(max(1, len(order)))
+        middle = self._rates.lower_median()
         least, most = middle / SPREAD, middle * SPREAD
-        slow, fast = rates.below(least), len(rates) - rates.up_to(most)
-        total = self._sum - sum(_parts(rate) for rate, _ in rates.between(0, slow))
-        total -= sum(_parts(rate) for rate, _ in rates.between(len(rates) - fast, len(rates)))
-        total += slow * _parts(least) + fast * _parts(most)
-        own = min(max(own, least), most) / self._counted(island_id)
-        return total / _parts(own) if _parts(own) else float(len(rates))
+        total = self._sum
+        if order[0][0] < least or order[-1][0] > most:
+            slow, usual = self._rates.below(least), self._rates.below(math.nextafter(most, math.inf))
+            total -= sum([_parts(rate) for rate, _ in (*order[:slow], *order[usual:])])
+            total += slow * _parts(least) + (len(order) - usual) * _parts(most)
+        own = _parts(min(max(own, least), most) / self._counted(island_id))
+        return total / own if own else float(len(order))
 
     def _look(self, now_s: float) -> None:
-        self._clock.num_advancing(now_s)  # which finds out who that is
+        lines = self._clock.lines(now_s)
         for island_id in self._news:
-            line = self._clock.line(island_id)
-            self._sum -= _parts(self._rates.get(island_id) or 0.0)
+            line = lines.get(island_id)
+            self._sum -= _parts(self._rates.value.get(island_id) or 0.0)
             if line is None:
                 self._rates.drop(island_id)
                 continue
