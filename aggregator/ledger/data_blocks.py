@@ -328,8 +328,8 @@ class DataBlocks:
 
     def told(self, island_id: str) -> tuple[Block, ...]:
         """Returns an island's blocks, in the order in which it trains them."""
-        own = ((n, self.durable[n]) for n in sorted(self._told.get(island_id, ())))
-        return tuple(Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own)
+        own = [(n, self.durable[n]) for n in sorted(self._told.get(island_id, ()))]
+        return tuple([Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own])
 
     def refusal(
         self, island_id: str, fragment_id: int, data: Sequence[DataRange], steps: int

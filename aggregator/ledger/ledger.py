@@ -134,12 +134,13 @@ class Ledger:
     def report(self, island_id: str, incarnation: int, step: int, tokens: int) -> None:
         """Takes note of an island's counters; they never go back."""
         life = self._lives[island_id][incarnation]
-        before = life.trained_tokens
-        if step > life.last_step:
-            life.last_step, life.last_tokens = step, max(tokens, life.last_tokens)
-            self._unrecorded.add(island_id)
+        if step <= life.last_step:
+            return
+        before, life.last_step = life.last_tokens, step
+        life.last_tokens = max(tokens, before)
+        self._unrecorded.add(island_id)
         if self._trained_tokens is not None:
-            self._trained_tokens += life.trained_tokens - before
+            self._trained_tokens += life.last_tokens - before
 
     def doubt(self, island_id: str, incarnation: int, tokens: int) -> None:
         """Sets how many of a life's tokens do not count towards the end; the books have them as they are."""

@@ -188,9 +188,9 @@ class Aggregator:
         """Takes one event in and returns what to do, in order."""
         self.run.now_s = now_s
         self.run.clock.look_again()
-        if self._behind and not isinstance(event, Stop | RunSaved | RunSaveFailed):
+        if self._behind.active and not isinstance(event, Stop | RunSaved | RunSaveFailed):
             self._wait_behind(event)
-            if self._behind:
+            if self._behind.active:
                 return self._drain()
         else:
             self._handlers[type(event)](event)
@@ -203,7 +203,7 @@ class Aggregator:
         deadlines = self.run.deadlines
         if self.finished or not self.leading:
             return deadlines.get("save")
-        if self._behind:
+        if self._behind.active:
             return deadlines.get("attach")
         first = deadlines.first()
         return None if first is None else first[0]
@@ -225,7 +225,7 @@ class Aggregator:
         if not self.leading:
             return  # everything that matters is repeated
         self._behind.compare(event)
-        if self._behind:
+        if self._behind.active:
             return
         self._ending.reached = True
         message = event.envelope.message
@@ -290,7 +290,7 @@ class Aggregator:
         if not self.leading:
             return
         self._attach()
-        if self._behind:
+        if self._behind.active:
             return
         self._sharing.advance()
         if run.phase is Phase.SEEDING:
@@ -312,7 +312,7 @@ class Aggregator:
         self._behind.listen(event)
         self._attach()
         missed = self._behind.advance()
-        if not self._behind:
+        if not self._behind.active:
             self._rounds.resume()
         for each in missed:
             self._handlers[type(each)](each)

@@ -108,7 +108,7 @@ class Intake:
             current_version=run.fragments[p].version,
             oldest_allowed=run.oldest_allowed(p),
             tokens_per_step=run.most_tokens_per_step(member),
-            most_steps=run.most_steps(member),
+            most_steps=run.most_steps(member, life),
             free_bytes=run.held_bytes() - run.waiting_bytes(),
             payload_bytes=event.payload_bytes,
             misplaced=misplaced,

@@ -365,8 +365,9 @@ class Membership:
         """Returns why an island cannot have trained ``tokens`` in its steps; empty if it can."""
         run = self._run
         life = run.ledger.life(member.island_id, member.incarnation)
-        if not life.start_step <= inner_step <= run.most_steps(member):
-            return f"it claims step {inner_step}, from {life.start_step} to {run.most_steps(member)} are possible"
+        most = run.most_steps(member, life)
+        if not life.start_step <= inner_step <= most:
+            return f"it claims step {inner_step}, from {life.start_step} to {most} are possible"
         most = life.start_tokens + (inner_step - life.start_step) * run.most_tokens_per_step(member)
         if tokens > most:
             return f"it claims {tokens} tokens at step {inner_step}, at most {most} are possible"

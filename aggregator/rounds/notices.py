@@ -14,7 +14,7 @@ from aggregator.interface.leader_notes import MessageRefused
 from aggregator.state.fragment import Stage
 from aggregator.state.members import Member
 from aggregator.state.run import Run
-from broker.wire.messages import FleetState, OpenRound, Phase, Reason, Refused
+from broker.wire.messages import FleetState, OpenRound, Phase, Reason, Refused, Resolution
 
 #: What concerns all islands is told to so many at once; to the others at this pace, in portions. To tell a thousand at
 #: once, and to take in what all of them answer, kept a heartbeat waiting for two seconds.
@@ -96,21 +96,24 @@ class Notices:
     def _fleet_state(self, member: Member) -> FleetState:
         """Returns the state for an island, with the resolutions since the last one, which are forgotten."""
         run = self._run
-        rounds = tuple(
+        rounds = [
             OpenRound(round_id=r.round_id, fragment_id=r.fragment_id)
             for r in run.open_rounds.values()
             if member.island_id not in r.answered
-        )
-        newest = {(r.fragment_id, r.from_step, r.to_step): r for r in member.resolutions}
-        member.resolutions.clear()
+        ]
+        resolutions: tuple[Resolution, ...] = ()
+        if member.resolutions:
+            newest = {(r.fragment_id, r.from_step, r.to_step): r for r in member.resolutions}
+            resolutions = tuple(newest.values())
+            member.resolutions.clear()
         return FleetState(
             epoch=run.epoch,
             phase=run.phase,
-            rounds=rounds,
+            rounds=tuple(rounds),
             due_soon=self._due_soon(member),
             versions=run.versions,
-            resolutions=tuple(newest.values()),
-            seed=self._seed_wanted(member),
+            resolutions=resolutions,
+            seed=self._seed_wanted(member) if run.phase is Phase.SEEDING else (),
             trained_tokens=run.ledger.counted_tokens(),
             fleet_ratio=run.rates.ratio(member.island_id, run.now_s),
             blocks=run.data.told(member.island_id),
@@ -130,10 +133,10 @@ class Notices:
         own_s = run.clock.step_time_s(member.island_id) or 0.0
         fleet_s = run.median_step_s
         horizon_s = 2 * max(own_s, fleet_s) + run.pacer.spacing_steps * fleet_s
-        return tuple(p for p, wait_s in self._due_in_s.items() if wait_s <= horizon_s)
+        return tuple([p for p, wait_s in self._due_in_s.items() if wait_s <= horizon_s])
 
     def _seed_wanted(self, member: Member) -> tuple[int, ...]:
         run = self._run
-        if run.phase is not Phase.SEEDING or run.seeder != (member.island_id, member.incarnation):
+        if run.seeder != (member.island_id, member.incarnation):
             return ()
         return tuple(p for p, f in run.fragments.items() if f.version < 0 and f.stage is Stage.IDLE)

@@ -92,7 +92,7 @@ class Peers:
             own: Likewise.
             live: Ids of the islands that live, and are known to this store.
         """
-        ahead = _ahead(versions, own)
+        ahead = {} if versions == own else _ahead(versions, own)
         if not ahead:
             self._claims.pop(island_id, None)
             return ""
@@ -207,14 +207,11 @@ class StoreBehind:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._peers = Peers()
-        self._since_s: float | None = None
+        self.active = False  #: peers hold newer versions than the store, so that nothing may be said
+        self._since_s = 0.0
         self._surely = False  # not by the word of islands alone
         self._missed: list[Event] = []  # completions that came meanwhile
         self._fenced_at: set[int] = set()  # brokers where a later epoch leads
-
-    def __bool__(self) -> bool:
-        """True while peers hold newer versions than the store, so that nothing may be said."""
-        return self._since_s is not None
 
     def compare(self, event: Received) -> None:
         """Compares what a peer holds with what the store has."""
@@ -273,7 +270,6 @@ class StoreBehind:
         run = self._run
         if not self._surely and self._peers.outvoted(self._live()):
             return self._go_on()
-        assert self._since_s is not None
         ordered = run.config.new_lineage and run.phase is not Phase.SEEDING
         if ordered and not run.finished and run.now_s >= self._since_s + LISTEN_S:
             jump = EPOCH_JUMP if self._fenced_at else 0
@@ -290,10 +286,10 @@ class StoreBehind:
         if not sentence:
             return
         self._surely = self._surely or surely
-        if self:
+        if self.active:
             return
         run = self._run
-        self._since_s = run.now_s
+        self.active, self._since_s = True, run.now_s
         cure = CURE if run.config.shards == 1 else CURE_SHARD
         if run.phase is Phase.SEEDING:
             cure = CURE_EMPTY
@@ -302,7 +298,7 @@ class StoreBehind:
 
     def _go_on(self) -> Sequence[Event]:
         run = self._run
-        self._since_s = None
+        self.active = False
         self._peers.disbelieve()
         lasted_s = run.troubles.end("behind", run.now_s)
         run.note(StoreNotBehind(detail="most islands contradict", after_s=round(lasted_s or 0.0, 3)))

@@ -130,11 +130,11 @@ class Claims:
             c.step, c.tokens = step, c.tokens + trained
             c.amount = c.amount or self._amounts.lower_median() or trained / steps
             c.amount += min(1.0, steps / MEMORY_STEPS) * (trained / steps - c.amount)
-        self._rank(island_id)
+        beyond = self._rank(island_id)
         if not steps and not c.ahead:
             return c.doubted
         believed = trained
-        if self._beyond(island_id):
+        if beyond:
             believed = min(trained, int(steps * self._counting_amount(island_id)))
         c.doubted += trained - believed
         self._settle(island_id, c, steps, believed, now_s)
@@ -208,13 +208,15 @@ class Claims:
                 del self._unheard[island_id]  # it is gone
         self._away_s = PACE_MARGIN * median_high([*self._gaps_s.values(), *(0.0 for _ in self._unheard)])
 
-    def _rank(self, island_id: str) -> None:
+    def _rank(self, island_id: str) -> bool:
+        """Enters an island's tokens per step and per second; returns :meth:`_beyond`."""
         c = self._claimed[island_id]
         if c.amount > 0:
             self._amounts.put(island_id, c.amount)
-            if c.step_time_s:
-                amount = self._counting_amount(island_id) if self._beyond(island_id) else c.amount
-                self._rates.put(island_id, amount / c.step_time_s)
+        beyond = self._beyond(island_id)
+        if c.amount > 0 and c.step_time_s:
+            self._rates.put(island_id, (self._counting_amount(island_id) if beyond else c.amount) / c.step_time_s)
+        return beyond
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -260,8 +262,9 @@ class Claims:
 
     def doubts(self, island_id: str) -> str:
         """Returns a sentence with the cure for claims that are doubted; empty if none is."""
-        c, middle = self._claimed[island_id], self._amounts.lower_median()
+        c = self._claimed[island_id]
         if self._beyond(island_id):
+            middle = self._amounts.lower_median()
             return (
                 f"{island_id} claims {c.amount:,.0f} tokens a step, {c.amount / middle:.1f} times the fleet's "
                 f"{middle:,.0f}: weighs and counts as {self._counting_amount(island_id):,.0f}; "

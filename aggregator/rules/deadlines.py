@@ -92,14 +92,16 @@ class Living:
 
     def ids(self, now_s: float) -> frozenset[str]:
         """Returns the names of the live members; the same object while they stay the same."""
-        self._look(now_s)
+        if now_s != self._asked_at_s or self._unseen:
+            self._look(now_s)
         if self._ids is None:
             self._ids = frozenset(self._living)
         return self._ids
 
     def next_death_s(self, now_s: float) -> float | None:
         """Returns when the next member would be dead if it stayed silent; None if nobody lives."""
-        self._look(now_s)
+        if now_s != self._asked_at_s or self._unseen:
+            self._look(now_s)
         while (first := self._deaths.first()) is not None:
             at_s, name = first
             dies_at_s = self._dies_at_s(name)

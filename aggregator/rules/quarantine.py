@@ -85,7 +85,8 @@ class Quarantine:
 
     def until_s(self, island_id: str, now_s: float) -> float:
         """Returns when the quarantine of an island is over; infinite if it is not in one."""
-        return self._offenders[island_id].until_s if self.holds(island_id, now_s) else math.inf
+        offender = self._offenders.get(island_id)
+        return offender.until_s if offender is not None and now_s < offender.until_s else math.inf
 
     def why(self, island_id: str, now_s: float) -> str:
         """Returns why an island is kept out, and how long; empty if it is not."""
@@ -96,6 +97,8 @@ class Quarantine:
 
     def out(self, now_s: float) -> frozenset[str]:
         """Returns the ids of all islands that are kept out."""
+        if not self._offenders:
+            return frozenset()
         return frozenset(island_id for island_id, o in self._offenders.items() if now_s < o.until_s)
 
     def now(self, now_s: float) -> dict[str, Offender]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Verdict(StrEnum):
@@ -16,8 +16,7 @@ class Verdict(StrEnum):
     CANCEL = "cancel"  # nothing came, nothing will
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """A verdict, why, and when to ask again."""
 
     verdict: Verdict
@@ -25,8 +24,7 @@ class Decision:
     recheck_at_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundView:
+class RoundView(NamedTuple):
     """The facts about a round that decide its closing.
 
     Attributes:
@@ -46,8 +44,7 @@ class RoundView:
     flush: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class Waits(NamedTuple):
     """The waiting times of a round, from measurements.
 
     Attributes:
@@ -78,7 +75,7 @@ def decide(now_s: float, view: RoundView, live: int, waits: Waits) -> Decision:
     is over; or at the timeout with what is there. Held contributions take part but never close a round: else
     groups of islands would take turns.
     """
-    held_over = len(view.held - view.fresh)
+    held_over = len(view.held - view.fresh) if view.held else 0
     taking_part = len(view.fresh) + held_over
     have = f"{len(view.fresh)} of {live} live islands"
     if held_over:

@@ -245,7 +245,7 @@ class FleetRates:
         total = self._sum
         if order[0][0] < least or order[-1][0] > most:
             slow, usual = self._rates.below(least), self._rates.below(math.nextafter(most, math.inf))
-            total -= sum([_parts(rate) for rate, _ in (*order[:slow], *order[usual:])])
+            total -= sum(_parts(rate) for rate, _ in (*order[:slow], *order[usual:]))
             total += slow * _parts(least) + (len(order) - usual) * _parts(most)
         own = _parts(min(max(own, least), most) / self._counted(island_id))
         return total / own if own else float(len(order))

@@ -102,26 +102,27 @@ class Round:
 
     def look(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
         """Returns whether the round closes now, and when to ask again; remembers when the quorum was met."""
-        self.quorum_met_at_s = self._quorum_moment_s(now_s, live, waits)
-        return self.peek(now_s, responsive, live, waits)
+        view = self._view(now_s, responsive, live, waits)
+        self.quorum_met_at_s = view.quorum_met_at_s
+        return decide(now_s, view, live, waits)
 
     def peek(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
-        """Returns what :meth:`look` would, without remembering: drivers may ask as often as they like."""
-        view = RoundView(
+        """Returns what :meth:`look` would, without remembering."""
+        return decide(now_s, self._view(now_s, responsive, live, waits), live, waits)
+
+    def _view(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> RoundView:
+        """Returns the facts that decide; the quorum is met now if it is and was not before."""
+        met_at_s = self.quorum_met_at_s
+        if met_at_s is None and len(self._fresh) >= effective_quorum(waits.quorum, live):
+            met_at_s = now_s
+        return RoundView(
             opened_at_s=self.opened_at_s,
             fresh=self._fresh,
             held=self._held,
             owing=self.owing(responsive),
-            quorum_met_at_s=self._quorum_moment_s(now_s, live, waits),
+            quorum_met_at_s=met_at_s,
             flush=self.flush,
         )
-        return decide(now_s, view, live, waits)
-
-    def _quorum_moment_s(self, now_s: float, live: int, waits: Waits) -> float | None:
-        """Returns the time at which the quorum was met, now if it was not before; None while it is not."""
-        if self.quorum_met_at_s is not None:
-            return self.quorum_met_at_s
-        return now_s if len(self._fresh) >= effective_quorum(waits.quorum, live) else None
 
     def release(self) -> None:
         """Drops the contributions, whose bytes are in the new version."""

@@ -21,6 +21,7 @@ from aggregator.interface.merge_rule import load
 from aggregator.interface.notes import IslandQuarantined, IslandReleased
 from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.lives import Life
 from aggregator.rules.claims import Claims
 from aggregator.rules.deadlines import Deadlines
 from aggregator.rules.divergence import Course
@@ -126,7 +127,7 @@ class Run:
         self.flushed = False  # every fragment of this shard is, as far as can be
         self.troubles = Troubles()
         self.last_round_id = 0
-        self._median_step_s = 0.0
+        self._median_step_s, self._paced_for = 0.0, 0
 
     # --- what to do -------------------------------------------------------------------------------------------
 
@@ -295,6 +296,8 @@ class Run:
         if self.phase is Phase.SEEDING:
             return (-1,) * len(self.manifest)
         ours = self.fragments
+        if len(ours) == len(self.manifest):
+            return tuple([fragment.version for fragment in ours.values()])
         return tuple(ours[p].version if p in ours else -1 for p in range(len(self.manifest)))
 
     @property
@@ -327,7 +330,8 @@ class Run:
         Done per event, not per question: how often a driver asks for deadlines must not change a replay.
         """
         self._median_step_s = self.median_step_s
-        self.clock.heartbeat_interval_s = self.heartbeat_interval_s
+        if (fleet := self._fleet) != self._paced_for:
+            self._paced_for, self.clock.heartbeat_interval_s = fleet, self.heartbeat_interval_s
 
     def eligible(self) -> frozenset[str]:
         """Ids of the live islands that are not quarantined: those that a round could consist of."""
@@ -384,9 +388,8 @@ class Run:
             return ""
         return f"{len(waiting)} of this island wait, and {ranges} ranges of batches with this one"
 
-    def most_steps(self, member: Member) -> int:
+    def most_steps(self, member: Member, life: Life) -> int:
         """Returns the highest inner step that an island can have reached by now; a claim beyond is a lie."""
-        life = self.ledger.life(member.island_id, member.incarnation)
         since_s = max(0.0, self.now_s - member.counted_at_s)
         return life.last_step + STEPS_AT_ONCE + int(since_s * STEPS_PER_S)
 
@@ -396,8 +399,10 @@ class Run:
 
     def tokens_per_step(self, member: Member) -> float:
         """Returns an island's declared tokens per step, or its average so far if it declared none."""
+        if member.tokens_per_step:
+            return member.tokens_per_step
         life = self.ledger.last_life(member.island_id)
-        return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)
+        return life.trained_tokens / max(1, life.last_step - life.start_step)
 
     def next_round_id(self) -> int:
         """Returns a round id that was never used before."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple
 
 from aggregator.ledger.data_blocks import Dealt, Presence
 from aggregator.rules.deadlines import ROUNDING_S, Deadlines
@@ -22,13 +22,23 @@ from broker.wire.messages import Phase
 SAVED_AT_ONCE, SAVED_APART_S = 64, 0.0005
 
 
+class Facts(NamedTuple):
+    """The part of an island's :class:`Presence` whose change may move data: all but the time that it is away."""
+
+    gone: bool
+    able: bool
+    batch_tokens: int
+    block: int
+    released: tuple[int, ...]
+
+
 class Sharing:
     """Gives and ends blocks of the data; a part of the core that acts by itself."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._unseen: dict[str, None] = dict.fromkeys(m.island_id for m in run.members)  # changed, or heard
-        self._seen: dict[str, tuple[Any, ...]] = {}  # what decided of each island, when everybody was looked at last
+        self._seen: dict[str, Facts] = {}  # of each island, when it was looked at last
         self._paused: set[str] = set()  # whose last contributions may still be merged, which nobody is told of
         self._look_at_s = -math.inf  # when everybody is to be looked at by the time alone
         self._silences = Deadlines()  # when an island may be dead, or away for too long: not before that
@@ -57,13 +67,12 @@ class Sharing:
             run.deadlines.drop("sharing")
             return
         changed = self._changed()
-        if run.now_s < self._look_at_s:
-            moved = run.data.settle_some(changed)
-        else:
-            present = [self._presence(m) for m in run.members]
-            self._seen = {p.island_id: _deciding(p) for p in present}
-            moved = run.data.settle(present)
+        if run.now_s >= self._look_at_s:
+            self._seen = {m.island_id: self._facts(m) for m in run.members}
+            moved = run.data.settle([self._presence(m, self._seen[m.island_id]) for m in run.members])
             self._look_at_s = -math.inf if moved else self._next_s()
+        else:
+            moved = run.data.settle_some(changed) if changed else []
         self.note(moved)
         self._save(bool(moved))
 
@@ -92,37 +101,42 @@ class Sharing:
         silent = dict.fromkeys(self._silences.due(run.now_s + ROUNDING_S))
         for island_id in dict.fromkeys([*self._unseen, *self._paused, *silent]):
             member = run.members[island_id]
-            p, before = self._presence(member), self._seen.get(island_id)
-            self._seen[island_id] = decides = _deciding(p)
-            if before != decides or (island_id in silent and p.away_s >= run.config.dead_after_s - ROUNDING_S):
-                changed.append(p)
+            before, facts = self._seen.get(island_id), self._facts(member)
+            self._seen[island_id] = facts
+            long_away = facts.gone or run.now_s - member.last_seen_s >= run.config.dead_after_s - ROUNDING_S
+            if before != facts or (island_id in silent and long_away):
+                changed.append(self._presence(member, facts))
             if island_id not in self._silences and (at_s := self._silent_at_s(member)) is not None:
                 self._silences.put(island_id, at_s)  # one that is too early costs a look
-            waits = member.paused and not math.isinf(p.away_s)
+            waits = member.paused and not facts.gone
             (self._paused.add if waits else self._paused.discard)(island_id)
         self._unseen.clear()
         return changed
 
-    def _presence(self, m: Member) -> Presence:
-        run, beat = self._run, m.heartbeat
+    def _facts(self, m: Member) -> Facts:
+        beat, able = m.heartbeat, self._run.counts(m.island_id) and m.ready and not m.stopped
+        block, released = (0, ()) if beat is None else (beat.block, beat.released)
+        return Facts(m.left and self._left_nothing(m), able, m.tokens_per_step, block, released)
+
+    def _presence(self, m: Member, facts: Facts) -> Presence:
         return Presence(
             island_id=m.island_id,
-            away_s=math.inf if self._left_nothing(m) else run.now_s - m.last_seen_s,
-            able=run.counts(m.island_id) and m.ready and not m.stopped,
-            batch_tokens=m.tokens_per_step,
-            step_time_s=None if beat is None else beat.step_time_s,
-            block=0 if beat is None else beat.block,
-            released=() if beat is None else beat.released,
+            away_s=math.inf if facts.gone else self._run.now_s - m.last_seen_s,
+            able=facts.able,
+            batch_tokens=facts.batch_tokens,
+            step_time_s=None if m.heartbeat is None else m.heartbeat.step_time_s,
+            block=facts.block,
+            released=facts.released,
         )
 
     def _left_nothing(self, member: Member) -> bool:
-        """Returns True if an island's data may go to others: it left, and no contribution is under way.
+        """Returns True if the data of an island that left may go to others: no contribution is under way.
 
         One that has paused may have kept contributions, which would be refused once its data are another's. So that
         waits until all it trained is merged. With several shards no one of them knows, and its data wait for it.
         """
-        if not member.left or not member.paused:
-            return member.left
+        if not member.paused:
+            return True
         run = self._run
         return run.config.shards == 1 and run.ledger.life(member.island_id, member.incarnation).settled
 
@@ -136,8 +150,3 @@ class Sharing:
         """Returns the first moment at which a quarantine ends."""
         held = self._run.quarantine.now(self._run.now_s).values()
         return min((each.until_s for each in held), default=math.inf) - ROUNDING_S
-
-
-def _deciding(p: Presence) -> tuple[Any, ...]:
-    """Returns the facts whose change may move data; the time that an island is away is not among them."""
-    return math.isinf(p.away_s), p.able, p.batch_tokens, p.block, p.released
