@@ -62,6 +62,8 @@ class Rounds:
         self._trusted_of: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()  # responsive, in quarantine
         self._trusted: frozenset[str] = frozenset()  # the first without the second
         self._versions: VersionCodec | None = None  # until there is a manifest
+        self._looked_at: Fleet | None = None  # with which all open rounds were looked at last
+        self._recheck_at_s = math.inf  # when one of them is decided by the time alone
         if run.phase is Phase.RUNNING:
             self._settle(HEARTBEATS_TO_RETURN)
 
@@ -69,25 +71,39 @@ class Rounds:
 
     def advance(self) -> None:
         """Closes the rounds that are decided, and opens those that are due; registers when to look again."""
-        run, moments, changed = self._run, list[float](), False
-        fleet: Fleet | None = None
-        for round_ in list(run.open_rounds.values()):
-            fleet = fleet or self._fleet()
-            waited_for = self._waited_for(round_, fleet)
-            decision = round_.look(run.now_s, waited_for, fleet.live, fleet.waits)
-            if decision.recheck_at_s is not None:
-                moments.append(decision.recheck_at_s)
-                continue
-            self._close(round_, decision, waited_for)
-            fleet, changed = None, True  # islands that were missed or refused, and the time to the quorum
+        run, moments = self._run, list[float]()
+        changed = bool(run.open_rounds) and self._close_decided()
         if run.phase is Phase.RUNNING and run.pacer is not None:
             changed = self._open_due(run.pacer, moments) or changed
         if run.open_rounds:
             if changed:
-                moments += self._rechecks_s()
+                self._recheck_at_s = min(self._rechecks_s())
+                self._looked_at = None
+            moments.append(self._recheck_at_s)
             death_s = run.members.next_death_s(run.now_s)
             moments += [] if death_s is None else [death_s]
         run.deadlines.put("rounds", min(moments, default=math.inf))
+
+    def _close_decided(self) -> bool:
+        """Closes the open rounds that are decided; returns whether there was one.
+
+        With most messages nothing has changed that decides on a round, and its time has not come.
+        """
+        run, fleet = self._run, self._fleet()
+        same = fleet == self._looked_at and run.now_s < self._recheck_at_s
+        if same and not any([round_.changed for round_ in run.open_rounds.values()]):
+            return False
+        self._looked_at, self._recheck_at_s, closed = fleet, math.inf, False
+        for round_ in list(run.open_rounds.values()):
+            waited_for = self._waited_for(round_, fleet)
+            decision = round_.look(run.now_s, waited_for, fleet.live, fleet.waits)
+            if decision.recheck_at_s is not None:
+                self._recheck_at_s = min(self._recheck_at_s, decision.recheck_at_s)
+            else:
+                self._close(round_, decision, waited_for)
+                # Islands that were missed or refused, and the time to the quorum, concern the others too.
+                fleet, closed = self._fleet(), True
+        return closed
 
     def _open_due(self, pacer: Pacer | Lockstep, moments: list[float]) -> bool:
         """Opens the rounds that are due, as many as may be open; returns whether there was one.
@@ -298,7 +314,7 @@ class Rounds:
         """Treats open rounds as just opened, after a time in which nobody could answer or be heard."""
         run = self._run
         for round_ in run.open_rounds.values():
-            round_.opened_at_s, round_.quorum_met_at_s = run.now_s, None
+            round_.opened_at_s, round_.quorum_met_at_s, round_.changed = run.now_s, None, True
             run.round_times.opened(round_.round_id, run.now_s)
 
     # --- measures ---------------------------------------------------------------------------------------------

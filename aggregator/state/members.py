@@ -162,7 +162,7 @@ class Member:
     @property
     def ready(self) -> bool:
         """Whether it holds every fragment, so that it can train; after a takeover that is presumed."""
-        return self.presumed if self.heartbeat is None else all(v >= 0 for v in self.heartbeat.versions)
+        return self.presumed if self.heartbeat is None else min(self.heartbeat.versions, default=0) >= 0
 
 
 @dataclass(slots=True)

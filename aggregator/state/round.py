@@ -49,6 +49,7 @@ class Round:
     contributions: list[Admitted] = field(default_factory=list)
     quorum_met_at_s: float | None = None
     waiting_bytes: int = 0  #: of the contributions
+    changed: bool = True  #: since it was looked at last
     merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
     closed_because: str = ""
     trust: dict[str, float] = field(default_factory=dict)  #: by which islands were weighed; empty: by tokens alone
@@ -68,6 +69,7 @@ class Round:
         self.contributions.append(contribution)
         self._of_island.setdefault(island_id, []).append(contribution)
         self.waiting_bytes += contribution.payload_bytes
+        self.changed = True
         if fresh:
             self._fresh.add(island_id)
             self._held.discard(island_id)
@@ -80,11 +82,13 @@ class Round:
         """Notes that an island hands nothing over in this round."""
         self.answered.add(island_id)
         self._owing.discard(island_id)
+        self.changed = True
 
     def excuse(self, island_id: str) -> None:
         """Stops waiting for an island's answer; if it comes all the same, it is taken like any other."""
         self.asked -= {island_id}
         self._owing.discard(island_id)
+        self.changed = True
 
     def is_fresh(self, contribution: Admitted) -> bool:
         """Returns True if a contribution answers this very round.
@@ -103,7 +107,7 @@ class Round:
     def look(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
         """Returns whether the round closes now, and when to ask again; remembers when the quorum was met."""
         view = self._view(now_s, responsive, live, waits)
-        self.quorum_met_at_s = view.quorum_met_at_s
+        self.quorum_met_at_s, self.changed = view.quorum_met_at_s, False
         return decide(now_s, view, live, waits)
 
     def peek(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:

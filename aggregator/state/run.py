@@ -278,7 +278,7 @@ class Run:
 
     def num_busy(self) -> int:
         """Returns how many fragments have a round in any stage; one that stands still keeps no other from one."""
-        return len([f for f in self.fragments.values() if f.at.stage is not Stage.IDLE and not f.stands_still])
+        return len([f for f in self.fragments.values() if f.at.stage is not Stage.IDLE and f.merge_again_at_s is None])
 
     def free(self) -> list[int]:
         """Returns the moving fragments without a round, whose newest version was delivered."""
