@@ -228,11 +228,10 @@ class StoreBehind:
                 if member is not None and run.holds_nothing(member):
                     return  # whatever it says: a lie is refused
                 if member is None or member.incarnation == event.envelope.incarnation:
-                    live = frozenset() if member is None else self._live()
-                    if member is not None and sender not in live:
-                        live |= {sender}
-                    held = run.of_ours(message.versions)
-                    sentence = self._peers.island_holds(sender, held, run.versions, live=live)
+                    held, own = run.of_ours(message.versions), run.versions
+                    # As with most messages: nobody else's claim is looked at.
+                    live = frozenset() if member is None or held == own else self._live() | {sender}
+                    sentence = self._peers.island_holds(sender, held, own, live=live)
                     self._fall(sentence, surely=member is None)
             case _:
                 pass
