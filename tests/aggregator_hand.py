@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from aggregator.interface import events as agg
 from aggregator.interface.config import AggregatorConfig
 from aggregator.rounds.core import Aggregator
+from aggregator.rules.outliers import Offer
 from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.ranges import StepRange
@@ -23,6 +24,7 @@ from tests.run_reading import Reading
 T = TypeVar("T")
 
 TOKENS_PER_STEP = 10
+NEWEST = 1000
 
 
 def tensors(num_fragments: int = 2) -> tuple[TensorSpec, ...]:
@@ -62,18 +64,18 @@ def steps(from_step: int, to_step: int, tokens_per_step: int = TOKENS_PER_STEP) 
     )
 
 
-def trained(island_id: str = "a", tokens: int = 100, steps: int = 10, staleness: float = 0.0) -> m.Merged:
-    """A contribution to a round whose weights are not known yet."""
-    return m.Merged(
-        island_id=island_id,
-        incarnation=1,
-        steps=StepRange(from_step=0, to_step=steps, from_tokens=0, to_tokens=tokens),
-        staleness=staleness,
-        token_weight=0.0,
-        staleness_weight=0.0,
-        merge_weight=0.0,
-        fresh=True,
-    )
+def offer(island_id: str = "a", tokens: int = 100, steps: int = 10, staleness: int = 0, **fields: Any) -> Offer:
+    """A contribution that waits to be merged into version :data:`NEWEST`."""
+    told: dict[str, Any] = {
+        "incarnation": 1,
+        "round_id": 7,
+        "fragment_id": 0,
+        "steps": StepRange(from_step=0, to_step=steps, from_tokens=0, to_tokens=tokens),
+        "trained_on": (m.TrainedOn(fragment_version=NEWEST - staleness, steps=steps),),
+        "payload": (),
+        "payload_bytes": 1,
+    }
+    return Offer(island_id=island_id, **{**told, **fields})
 
 
 def config(**settings: Any) -> AggregatorConfig:

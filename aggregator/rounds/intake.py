@@ -17,10 +17,10 @@ from aggregator.interface.notes import (
 )
 from aggregator.ledger.refusals import Admission, admit, too_stale
 from aggregator.rounds.notices import Notices
-from aggregator.rules.outliers import Sample
+from aggregator.rules.outliers import Offer
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.members import Member
-from aggregator.state.round import Admitted, Round
+from aggregator.state.round import Round
 from aggregator.state.run import Run
 from broker.wire.messages import Contribution, Fate, Nothing, Phase, Reason, Resolution
 from broker.wire.ranges import StepRange
@@ -64,7 +64,7 @@ class Intake:
         run.clock.report(member.island_id, steps.to_step, run.now_s)
         run.round_times.arrived(contribution.round_id, run.now_s)
         member.answered()
-        admitted = Admitted(
+        offer = Offer(
             island_id=member.island_id,
             incarnation=member.incarnation,
             round_id=contribution.round_id,
@@ -79,9 +79,9 @@ class Intake:
         fragment = run.fragments[p]
         fresh = False
         if fragment.stage is Stage.COLLECTING and fragment.round is not None:
-            fresh = fragment.round.offer(admitted)
+            fresh = fragment.round.offer(offer)
         else:
-            fragment.hold(admitted)
+            fragment.hold(offer)
         kept = ContributionAccepted if fresh else ContributionHeld
         run.note(
             kept(
@@ -153,33 +153,33 @@ class Intake:
 
     # --- as their round closes --------------------------------------------------------------------------------
 
-    def let_in(self, round_: Round, fragment: Fragment) -> list[tuple[Admitted, float]]:
+    def let_in(self, round_: Round, fragment: Fragment) -> list[tuple[Offer, float]]:
         """Returns the contributions of a closing round, and the factors of their lengths.
 
         What has become too old while it was held is refused here, and what is too long: only now can it be compared
         with what the others sent.
         """
         run = self._run
-        young: list[Admitted] = []
+        young: list[Offer] = []
+        oldest = run.oldest_allowed(round_.fragment_id)
         for c in round_.in_merge_order():
-            stale = too_stale(c.trained_on, fragment.version, run.oldest_allowed(round_.fragment_id))
+            stale = too_stale(c.trained_on, fragment.version, oldest)
             if stale:
                 self.refuse_waiting(c, Reason.STALE, stale)
             else:
                 young.append(c)
         if not young:
             return []
-        samples = [Sample(island_id=c.island_id, norm=c.norm, steps=c.steps.steps) for c in young]
         fleet = run.members.responsive(run.now_s) - run.quarantine.out(run.now_s)
         restarts = fragment.norms.restarts
-        length = run.length(round_.fragment_id)
+        length = run.length(round_.fragment_id) if fragment.norms.warming_up else 0.0
         findings = fragment.norms.judge(
-            samples, fleet, run.config.outlier_factor, length=length, levelled=run.config.trusts
+            young, fleet, run.config.outlier_factor, length=length, levelled=run.config.trusts
         )
         if fragment.norms.restarts > restarts:
             norms = {c.island_id: c.norm for c in young}
             run.note(NormsRestarted(fragment=round_.fragment_id, round=round_.round_id, norms=norms))
-        kept: list[tuple[Admitted, float]] = []
+        kept: list[tuple[Offer, float]] = []
         for c, finding in zip(young, findings, strict=True):
             if finding.refused:
                 self.refuse_waiting(c, Reason.OUTLIER, finding.refused)
@@ -188,7 +188,7 @@ class Intake:
                 run.behaved(run.members[c.island_id])
         return kept
 
-    def refuse_waiting(self, c: Admitted, reason: Reason, detail: str) -> None:
+    def refuse_waiting(self, c: Offer, reason: Reason, detail: str) -> None:
         """Refuses a contribution that had been let in."""
         run = self._run
         run.ledger.refuse(c.island_id, c.incarnation, c.fragment_id, c.steps, reason)

@@ -19,11 +19,12 @@ from aggregator.interface.notes import RoundCancelled, RoundClosed, RoundOpened,
 from aggregator.rounds.brokers import Outage
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices
+from aggregator.rules.outliers import Offer
 from aggregator.rules.pacing import Lockstep, Pacer
 from aggregator.rules.quorum import Decision, Verdict, Waits
-from aggregator.rules.staleness import mean_staleness, presence_factor, weighed
+from aggregator.rules.staleness import presence_factor, weighed
 from aggregator.state.fragment import Fragment
-from aggregator.state.round import Admitted, Round
+from aggregator.state.round import Round
 from aggregator.state.run import Run
 from broker.chunks.choices import VersionCodec
 from broker.wire.messages import Codec, Merged, Pacing, Phase
@@ -91,7 +92,7 @@ class Rounds:
         """
         run, fleet = self._run, self._fleet()
         same = fleet == self._looked_at and run.now_s < self._recheck_at_s
-        if same and not any([round_.changed for round_ in run.open_rounds.values()]):
+        if same and not any(round_.changed for round_ in run.open_rounds.values()):
             return False
         self._looked_at, self._recheck_at_s, closed = fleet, math.inf, False
         for round_ in list(run.open_rounds.values()):
@@ -207,7 +208,7 @@ class Rounds:
             run.note(VersionsAdapted(codec=str(self._versions.codec), down=down))
         return self._versions.codec
 
-    def _question(self, fragment_id: int, kept: Sequence[Admitted], merged: Sequence[Merged]) -> Question | None:
+    def _question(self, fragment_id: int, kept: Sequence[Offer], merged: Sequence[Merged]) -> Question | None:
         """Returns the question to the run's own merge rule; None if the run has none."""
         run, fragment = self._run, self._run.fragments[fragment_id]
         if run.rule is None:
@@ -235,39 +236,23 @@ class Rounds:
         if not let_in:
             return ()
         kept, scales = zip(*let_in, strict=True)
-        offered = [
-            Merged(
-                island_id=c.island_id,
-                incarnation=c.incarnation,
-                steps=c.steps,
-                staleness=mean_staleness(c.trained_on, fragment.version),
-                token_weight=0.0,
-                staleness_weight=0.0,
-                merge_weight=0.0,
-                fresh=round_.is_fresh(c),
-                data=c.data,
-            )
-            for c in kept
-        ]
         present = {c.island_id for c in kept}
         live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
         if run.config.trusts:
             round_.trust = run.trust.factors(sorted(present))
         most, paces = run.claims.bounds(present) if run.config.caps else (None, None)
-        found = weighed(
-            offered,
+        round_.merged = weighed(
+            kept,
+            fragment.version,
             run.config.staleness_exponent,
             presence,
+            is_fresh=round_.is_fresh,
+            scales=scales,
             most_tokens_per_step=most,
             paces=paces,
             capped=run.config.caps,
             trust=round_.trust,
-        )
-        # Shortening is one more reason why a step is smaller: all three are one factor of the length.
-        round_.merged = tuple(
-            replace(w, staleness_weight=w.staleness_weight * scale, merge_weight=w.merge_weight * scale)
-            for w, scale in zip(found, scales, strict=True)
         )
         round_.question = self._question(round_.fragment_id, kept, round_.merged)
         return tuple(

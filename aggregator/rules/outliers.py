@@ -44,6 +44,9 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 from typing import Any, NamedTuple
 
+from broker.wire.messages import DataRange, Payload, TrainedOn
+from broker.wire.ranges import StepRange
+
 #: Contributions remembered: eight rounds of eight islands.
 WINDOW = 64
 WARM_UP_ROUNDS, WARM_UP_CONTRIBUTIONS = 6, 16
@@ -62,17 +65,25 @@ DEVIATIONS = 6 * 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One contribution, as it is judged.
+class Offer:
+    """A contribution that was admitted, and waits to be judged, weighed and merged.
 
     Attributes:
+        round_id: The round that it answers.
+        steps: At least one.
         norm: Euclidean, over the fragment, finite; None if nobody has looked, and then it passes.
-        steps: Inner steps in it, at least 1.
     """
 
     island_id: str
-    norm: float | None
-    steps: int
+    incarnation: int
+    round_id: int
+    fragment_id: int
+    steps: StepRange
+    trained_on: tuple[TrainedOn, ...]
+    payload: Payload
+    payload_bytes: int
+    norm: float | None = None
+    data: tuple[DataRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +128,7 @@ class FragmentNorms:
 
     def judge(
         self,
-        samples: Sequence[Sample],
+        offers: Sequence[Offer],
         fleet: Iterable[str],
         factor: float,
         *,
@@ -127,39 +138,39 @@ class FragmentNorms:
         """Judges the contributions of a closing round, and learns from those it lets in.
 
         Args:
-            samples: Contributions of the round, in any order.
+            offers: Contributions of the round, in any order.
             fleet: Islands that would have a say: live, responsive and not quarantined. Those of the round have one.
             factor: The multiple of the typical length that is too long; 0 lets everything in.
             length: Norm of the parameters at version 0, to compare with while nothing better is known; 0 if unknown.
             levelled: Whether nobody may be longer than the others of the round.
 
         Returns:
-            A finding for each sample, in the order given.
+            A finding for each offer, in the order given.
         """
         if not factor:
-            return tuple(Finding() for _ in samples)
-        limits = self._limits(samples, factor, length)
-        fitting = self._levels(samples) if levelled else limits
+            return tuple(Finding() for _ in offers)
+        limits = self._limits(offers, factor, length)
+        fitting = self._levels(offers) if levelled else limits
         too_long = {
-            s.island_id for s, limit in zip(samples, limits, strict=True) if s.norm is not None and s.norm > limit
+            s.island_id for s, limit in zip(offers, limits, strict=True) if s.norm is not None and s.norm > limit
         }
-        voters = set(fleet) | {sample.island_id for sample in samples}
+        voters = set(fleet) | {offer.island_id for offer in offers}
         votes = (self._suspects | too_long) & voters
         if too_long and 2 * len(votes) > len(voters):
-            self._restart(samples)
-            return tuple(_shortened(s, min(each)) for s, *each in zip(samples, limits, fitting, strict=True))
-        known = [(each.island_id, _known(each)) for each in samples if each.norm] if too_long else []
+            self._restart(offers)
+            return tuple(_shortened(s, min(each)) for s, *each in zip(offers, limits, fitting, strict=True))
+        known = [(each.island_id, _known(each)) for each in offers if each.norm] if too_long else []
         findings = tuple(
             # The others are not compared with everybody: each would be let in either way.
             _shortened(s, min(limit, fit)) if s.island_id not in too_long or _alike(s, known) else _refused(s, limit)
-            for s, limit, fit in zip(samples, limits, fitting, strict=True)
+            for s, limit, fit in zip(offers, limits, fitting, strict=True)
         )
-        self._suspects -= {sample.island_id for sample in samples}
+        self._suspects -= {offer.island_id for offer in offers}
         self._suspects |= too_long
-        self._learn([s for s, finding in zip(samples, findings, strict=True) if not finding.refused])
+        self._learn([s for s, finding in zip(offers, findings, strict=True) if not finding.refused])
         return findings
 
-    def _limits(self, samples: Sequence[Sample], factor: float, length: float) -> list[float]:
+    def _limits(self, offers: Sequence[Offer], factor: float, length: float) -> list[float]:
         """Returns the greatest norm that each contribution of a round may have."""
         if not self.warming_up:
             log_rates = [each.log_rate for each in self._known]
@@ -167,16 +178,16 @@ class FragmentNorms:
             spread = median(abs(rate - typical) for rate in log_rates)
             stretch = min(max(DEVIATIONS * spread, math.log(factor)), math.log(SPREAD_FACTORS * factor))
             steps = median(each.steps for each in self._known)
-            return [_allowed(typical + stretch, steps, sample.steps) for sample in samples]
+            return [_allowed(typical + stretch, steps, offer.steps.steps) for offer in offers]
         stretch = math.log(WARM_UP_FACTORS * factor)
         by_length = factor * length if length else math.inf
         limits = []
         references: dict[str, tuple[_Known, float] | None] = {}
-        round_ = [(sample.island_id, _known(sample)) for sample in samples if sample.norm]
+        round_ = [(offer.island_id, _known(offer)) for offer in offers if offer.norm]
         many = len({island_id for island_id, _ in round_}) > MANY
-        for sample in samples:
+        for offer in offers:
             # Nobody is compared with itself, unless so many are there that it makes no difference.
-            apart = "" if many else sample.island_id
+            apart = "" if many else offer.island_id
             if apart not in references:
                 known = [*self._known, *(each for island_id, each in round_ if island_id != apart)]
                 references[apart] = (median_low(known), median(each.steps for each in known)) if known else None
@@ -184,36 +195,36 @@ class FragmentNorms:
                 limits.append(by_length)
                 continue
             slow, usual_steps = reference
-            limit = _allowed(slow.log_rate + stretch, usual_steps, sample.steps)
-            limits.append(limit if slow.steps >= COMPARABLE * sample.steps else max(limit, by_length))
+            limit = _allowed(slow.log_rate + stretch, usual_steps, offer.steps.steps)
+            limits.append(limit if slow.steps >= COMPARABLE * offer.steps.steps else max(limit, by_length))
         return limits
 
-    def _levels(self, samples: Sequence[Sample]) -> list[float]:
+    def _levels(self, offers: Sequence[Offer]) -> list[float]:
         """Returns the norm that each contribution of a round may have beside the others'; infinite if unknown."""
-        round_ = [(sample.island_id, _known(sample)) for sample in samples if sample.norm]
+        round_ = [(offer.island_id, _known(offer)) for offer in offers if offer.norm]
         found = []
-        for sample in samples:
-            others = [each for island_id, each in round_ if island_id != sample.island_id]
-            if len({island_id for island_id, _ in round_} - {sample.island_id}) < 2:
+        for offer in offers:
+            others = [each for island_id, each in round_ if island_id != offer.island_id]
+            if len({island_id for island_id, _ in round_} - {offer.island_id}) < 2:
                 others = [] if self.warming_up else list(self._known)
             if not others:
                 found.append(math.inf)
                 continue
             rate, steps = median(each.log_rate for each in others), median(each.steps for each in others)
-            found.append(_allowed(rate + math.log(LONGER), steps, sample.steps))
+            found.append(_allowed(rate + math.log(LONGER), steps, offer.steps.steps))
         return found
 
-    def _learn(self, samples: Sequence[Sample]) -> None:
-        known = [_known(sample) for sample in samples if sample.norm]
+    def _learn(self, offers: Sequence[Offer]) -> None:
+        known = [_known(offer) for offer in offers if offer.norm]
         self._known.extend(known)
         self._rounds += bool(known)
 
-    def _restart(self, samples: Sequence[Sample]) -> None:
+    def _restart(self, offers: Sequence[Offer]) -> None:
         self._known.clear()
         self._suspects.clear()
         self._rounds = 0
         self.restarts += 1
-        self._learn(samples)
+        self._learn(offers)
 
     # --- durability -------------------------------------------------------------------------------------------
 
@@ -229,9 +240,9 @@ class FragmentNorms:
         return cls(record["seed_norm"], record["restarts"], known, record["rounds"])
 
 
-def _known(sample: Sample) -> _Known:
-    assert sample.norm
-    return _Known(math.log(sample.norm) - math.log(sample.steps), sample.steps)
+def _known(offer: Offer) -> _Known:
+    assert offer.norm
+    return _Known(math.log(offer.norm) - math.log(offer.steps.steps), offer.steps.steps)
 
 
 def _allowed(log_rate: float, typical_steps: float, steps: int) -> float:
@@ -239,24 +250,24 @@ def _allowed(log_rate: float, typical_steps: float, steps: int) -> float:
     return math.exp(min(log_rate, 700.0)) * steps * max(1.0, math.sqrt(typical_steps / steps))
 
 
-def _alike(sample: Sample, known: Sequence[tuple[str, _Known]]) -> bool:
+def _alike(offer: Offer, known: Sequence[tuple[str, _Known]]) -> bool:
     """Returns True if a norm is at most ``ALIKE`` times the lower median of the others in its round."""
-    others = [each for island_id, each in known if island_id != sample.island_id]
-    if not sample.norm or len(others) < 2:
+    others = [each for island_id, each in known if island_id != offer.island_id]
+    if not offer.norm or len(others) < 2:
         return False
     usual = median_low(others)
-    return sample.norm <= _allowed(usual.log_rate + math.log(ALIKE), usual.steps, sample.steps)
+    return offer.norm <= _allowed(usual.log_rate + math.log(ALIKE), usual.steps, offer.steps.steps)
 
 
-def _shortened(sample: Sample, limit: float) -> Finding:
-    if sample.norm is None or sample.norm <= limit:
+def _shortened(offer: Offer, limit: float) -> Finding:
+    if offer.norm is None or offer.norm <= limit:
         return Finding()
-    return Finding(scale=limit / sample.norm)
+    return Finding(scale=limit / offer.norm)
 
 
-def _refused(sample: Sample, limit: float) -> Finding:
-    if sample.norm is None or sample.norm <= limit:
+def _refused(offer: Offer, limit: float) -> Finding:
+    if offer.norm is None or offer.norm <= limit:
         return Finding()
     return Finding(
-        refused=f"its norm is {sample.norm:.3g} after {sample.steps} steps, at most {limit:.3g} is plausible"
+        refused=f"its norm is {offer.norm:.3g} after {offer.steps.steps} steps, at most {limit:.3g} is plausible"
     )

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from aggregator.rules.outliers import Offer
 from broker.wire.messages import Merged, TrainedOn
 
 #: From this many islands on, none of them may have more than half of the sum of token weights. Two islands of very
@@ -48,8 +48,11 @@ def mean_staleness(trained_on: Sequence[TrainedOn], current_version: int) -> flo
         trained_on: At least one step, none on a later version: others are refused as they arrive.
         current_version: The newest.
     """
-    steps = sum(part.steps for part in trained_on)
-    return sum(part.steps * (current_version - part.fragment_version) for part in trained_on) / steps
+    steps = behind = 0
+    for part in trained_on:
+        steps += part.steps
+        behind += part.steps * (current_version - part.fragment_version)
+    return behind / steps
 
 
 def presence_factor(present: int, live: int, exponent: float) -> float:
@@ -67,10 +70,13 @@ def presence_factor(present: int, live: int, exponent: float) -> float:
 
 
 def weighed(
-    contributions: Sequence[Merged],
+    offers: Sequence[Offer],
+    version: int,
     exponent: float,
     presence: float = 1.0,
     *,
+    is_fresh: Callable[[Offer], bool] = lambda _: True,
+    scales: Sequence[float] = (),
     most_tokens_per_step: Mapping[str, float] | None = None,
     paces: Mapping[str, float] | None = None,
     capped: bool = True,
@@ -84,31 +90,46 @@ def weighed(
     All are 0 when no contribution holds a token.
 
     Args:
-        contributions: At least one, each of at least one step; their weights are not known yet.
+        offers: At least one.
+        version: The version that they are merged into: their staleness counts from it.
         exponent: Exponent of :func:`staleness_weight`.
         presence: From :func:`presence_factor`.
+        is_fresh: Whether a contribution answers this very round.
+        scales: Factors of their lengths, where some are too long; empty: none is.
         most_tokens_per_step: By island; tokens claimed beyond it have no weight. None: no limit.
         paces: By island, the part of its steps that is believed. None: all are.
         capped: Whether none of three or more islands may have more than half of the sum.
         trust: Trust in each island, 0 to 1 (:mod:`aggregator.rules.trust`); empty: all are trusted. If no island in
             the round has 1, the step is shorter, too.
     """
-    islands = {each.island_id for each in contributions}
+    islands = {each.island_id for each in offers}
     paces = paces or {}
     shares = {island_id: paces.get(island_id, 1.0) * trust.get(island_id, 1.0) for island_id in islands}
-    token_weights = _token_weights(contributions, most_tokens_per_step or {}, shares, capped=capped)
+    token_weights = _token_weights(offers, most_tokens_per_step or {}, shares, capped=capped)
     total = math.fsum(token_weights)
-    presence *= max(trust[each.island_id] for each in contributions) if trust else 1.0
+    presence *= max(trust[island_id] for island_id in islands) if trust else 1.0
     found = []
-    for each, token_weight in zip(contributions, token_weights, strict=True):
-        discount = staleness_weight(each.staleness, exponent) * presence
-        merge_weight = token_weight / total * discount if total else 0.0
-        found.append(replace(each, token_weight=token_weight, staleness_weight=discount, merge_weight=merge_weight))
+    for each, token_weight, scale in zip(offers, token_weights, scales or [1.0] * len(offers), strict=True):
+        staleness = mean_staleness(each.trained_on, version)
+        discount = staleness_weight(staleness, exponent) * presence
+        merged = Merged(
+            island_id=each.island_id,
+            incarnation=each.incarnation,
+            steps=each.steps,
+            staleness=staleness,
+            token_weight=token_weight,
+            # Shortening is one more reason why a step is smaller: all are one factor of the length.
+            staleness_weight=discount * scale,
+            merge_weight=(token_weight / total * discount if total else 0.0) * scale,
+            fresh=is_fresh(each),
+            data=each.data,
+        )
+        found.append(merged)
     return tuple(found)
 
 
 def _token_weights(
-    contributions: Sequence[Merged], most: Mapping[str, float], shares: Mapping[str, float], *, capped: bool
+    contributions: Sequence[Offer], most: Mapping[str, float], shares: Mapping[str, float], *, capped: bool
 ) -> list[float]:
     """Returns of each contribution ``n * n / s`` times its island's share.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from aggregator.interface.events import Commit, Merge
-from aggregator.rules.outliers import FragmentNorms
-from aggregator.state.round import Admitted, Round
+from aggregator.rules.outliers import FragmentNorms, Offer
+from aggregator.state.round import Round
 from broker.base.transitions import Staged, Transitions
 from broker.wire.messages import Merged
 
@@ -51,9 +51,9 @@ class Fragment:
     commit: Commit | None = None  #: while PERSISTING
     persist_again_at_s: float | None = None
     succeeded: deque[tuple[int, float]] = field(default_factory=deque)  #: versions of this life, and when it was
-    held: list[Admitted] = field(default_factory=list)
+    held: list[Offer] = field(default_factory=list)
     held_bytes: int = 0
-    _held_of: dict[str, list[Admitted]] = field(default_factory=dict)  # by island
+    _held_of: dict[str, list[Offer]] = field(default_factory=dict)  # by island
     norms: FragmentNorms = field(default_factory=FragmentNorms)
     rule_state: str = "null"  #: of a merge rule of one's own, as JSON
     flushed: bool = False
@@ -72,7 +72,7 @@ class Fragment:
         self.round = round_
         self.release()
 
-    def hold(self, contribution: Admitted) -> None:
+    def hold(self, contribution: Offer) -> None:
         """Keeps a contribution for the next round."""
         self.held.append(contribution)
         self.held_bytes += contribution.payload_bytes
@@ -141,7 +141,7 @@ class Fragment:
         """Bytes of the contributions that are held, or in the round."""
         return self.held_bytes + (self.round.waiting_bytes if self.round is not None else 0)
 
-    def waiting_of(self, island_id: str) -> list[Admitted]:
+    def waiting_of(self, island_id: str) -> list[Offer]:
         """Contributions of one island that are held, or in the round."""
         return self._held_of.get(island_id, []) + (self.round.of(island_id) if self.round is not None else [])
 

@@ -14,26 +14,10 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from aggregator.interface.merge_rule import Question
+from aggregator.rules.outliers import Offer
 from aggregator.rules.quorum import Decision, RoundView, Waits, decide, effective_quorum
 from aggregator.rules.trust import Agreement
-from broker.wire.messages import UNASKED, DataRange, Merged, Payload, TrainedOn
-from broker.wire.ranges import StepRange
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
-    """A contribution that waits to be merged."""
-
-    island_id: str
-    incarnation: int
-    round_id: int
-    fragment_id: int
-    steps: StepRange
-    trained_on: tuple[TrainedOn, ...]
-    payload: Payload
-    payload_bytes: int
-    norm: float | None = None
-    data: tuple[DataRange, ...] = ()
+from broker.wire.messages import UNASKED, Merged
 
 
 @dataclass(slots=True)
@@ -46,7 +30,7 @@ class Round:
     asked: frozenset[str]
     flush: bool = False
     answered: set[str] = field(default_factory=set)  #: asked islands that contributed or said "nothing"
-    contributions: list[Admitted] = field(default_factory=list)
+    contributions: list[Offer] = field(default_factory=list)
     quorum_met_at_s: float | None = None
     waiting_bytes: int = 0  #: of the contributions
     changed: bool = True  #: since it was looked at last
@@ -59,11 +43,11 @@ class Round:
     missing: list[str] = field(default_factory=list)  #: who was waited for when it closed
     _fresh: set[str] = field(default_factory=set)  #: islands with a contribution to this very round
     _held: set[str] = field(default_factory=set)  #: islands with an earlier one alone
-    _of_island: dict[str, list[Admitted]] = field(default_factory=dict)
+    _of_island: dict[str, list[Offer]] = field(default_factory=dict)
     _asked_of: frozenset[str] | None = None  #: of whom it was asked last who owes an answer
     _owing: set[str] = field(default_factory=set)  #: and who that is
 
-    def offer(self, contribution: Admitted) -> bool:
+    def offer(self, contribution: Offer) -> bool:
         """Adds a contribution; returns True if it is fresh: it answers this very round."""
         island_id, fresh = contribution.island_id, self.is_fresh(contribution)
         self.contributions.append(contribution)
@@ -90,7 +74,7 @@ class Round:
         self._owing.discard(island_id)
         self.changed = True
 
-    def is_fresh(self, contribution: Admitted) -> bool:
+    def is_fresh(self, contribution: Offer) -> bool:
         """Returns True if a contribution answers this very round.
 
         One that was handed over unasked is for the round that takes it in: its island has nothing else to say. Only in
@@ -134,10 +118,10 @@ class Round:
         self._of_island.clear()
         self.waiting_bytes = 0
 
-    def of(self, island_id: str) -> list[Admitted]:
+    def of(self, island_id: str) -> list[Offer]:
         """The contributions of one island."""
         return self._of_island.get(island_id, [])
 
-    def in_merge_order(self) -> list[Admitted]:
+    def in_merge_order(self) -> list[Offer]:
         """The contributions by island and step: float addition is not associative, so the order is fixed."""
         return sorted(self.contributions, key=lambda c: (c.island_id, c.incarnation, c.steps.from_step))

@@ -14,7 +14,7 @@ from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor
-from tests.aggregator_hand import trained
+from tests.aggregator_hand import NEWEST, offer
 
 ELEMENTS = 100_000
 STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)
@@ -56,7 +56,7 @@ def test_rda_of_equal_pseudo_gradients_is_that_pseudo_gradient():
 
 def test_merge_weight_is_tokens_times_tokens_per_step():
     """Decoupled DiLoCo, algorithm 2, line 7: w = n * (n / s), without any discount for staleness (exponent 0)."""
-    weights = weighed([trained("fast", 4_800, 24), trained("slow", 1_200, 6, staleness=5.0)], exponent=0)
+    weights = weighed([offer("fast", 4_800, 24), offer("slow", 1_200, 6, staleness=5)], NEWEST, exponent=0)
     assert [w.token_weight for w in weights] == [4_800 * 200, 1_200 * 200]
     assert [w.merge_weight for w in weights] == pytest.approx([0.8, 0.2])
 

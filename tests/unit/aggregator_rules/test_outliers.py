@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.rules.outliers import WARM_UP_ROUNDS, WINDOW, FragmentNorms, Sample
+from aggregator.rules.outliers import WARM_UP_ROUNDS, WINDOW, FragmentNorms
+from tests.aggregator_hand import offer
 
 FACTOR = 10.0
 FLEET = ("a", "b", "c", "d")
@@ -18,7 +19,7 @@ def norm_of(steps, rate=1.0):
 
 
 def samples(*rates, steps=24, islands=FLEET):
-    return [Sample(island_id=i, norm=rate * steps, steps=steps) for i, rate in zip(islands, rates, strict=False)]
+    return [offer(island_id=i, norm=rate * steps, steps=steps) for i, rate in zip(islands, rates, strict=False)]
 
 
 def settled():
@@ -49,7 +50,7 @@ def test_a_contribution_thirty_times_as_long_as_usual_is_refused_with_the_figure
 def test_what_nobody_has_measured_is_let_in_and_teaches_nothing():
     norms = settled()
     before = norms.record()
-    assert_let_in(norms.judge([Sample(island_id="d", norm=None, steps=24)], FLEET, FACTOR))
+    assert_let_in(norms.judge([offer(island_id="d", norm=None, steps=24)], FLEET, FACTOR))
     assert norms.record() == before
 
 
@@ -72,8 +73,8 @@ def test_what_is_too_long_beside_the_others_is_refused(norms, rates, too_long):
 
 def test_who_is_alone_before_anything_is_known_is_measured_against_version_0():
     norms = FragmentNorms()
-    assert norms.judge([Sample(island_id="a", norm=51.0, steps=3)], FLEET, FACTOR, length=5.0)[0].refused
-    assert_let_in(norms.judge([Sample(island_id="a", norm=49.0, steps=3)], FLEET, FACTOR, length=5.0))
+    assert norms.judge([offer(island_id="a", norm=51.0, steps=3)], FLEET, FACTOR, length=5.0)[0].refused
+    assert_let_in(norms.judge([offer(island_id="a", norm=49.0, steps=3)], FLEET, FACTOR, length=5.0))
 
 
 def test_when_most_of_the_fleet_is_too_long_it_is_shortened_and_the_statistics_start_again():
@@ -88,14 +89,14 @@ def test_when_most_of_the_fleet_is_too_long_it_is_shortened_and_the_statistics_s
 def test_one_island_in_a_round_of_its_own_does_not_speak_for_those_who_are_away():
     norms = settled()
     for _ in range(5):
-        assert norms.judge([Sample(island_id="d", norm=2400.0, steps=24)], FLEET, FACTOR)[0].refused
+        assert norms.judge([offer(island_id="d", norm=2400.0, steps=24)], FLEET, FACTOR)[0].refused
     assert norms.restarts == 0
 
 
 def test_votes_of_several_rounds_count_together():
     """Rounds of one island each, and all norms have risen: nobody is refused for ever."""
     norms = settled()
-    findings = [norms.judge([Sample(island_id=i, norm=960.0, steps=24)], FLEET, FACTOR)[0] for i in FLEET]
+    findings = [norms.judge([offer(island_id=i, norm=960.0, steps=24)], FLEET, FACTOR)[0] for i in FLEET]
     assert [bool(f.refused) for f in findings] == [True, True, False, False]
     assert findings[2].scale == pytest.approx(0.25)
     assert_let_in(findings[3:])
@@ -113,7 +114,7 @@ def test_a_healthy_fleet_is_never_refused_nor_shortened(changes, spread, steps):
     for change in changes:
         rate = min(1e6, max(1e-6, rate * math.exp(change)))
         round_ = [
-            Sample(island_id=i, norm=norm_of(s, rate * own), steps=s)
+            offer(island_id=i, norm=norm_of(s, rate * own), steps=s)
             for i, own, s in zip(FLEET, spread, steps, strict=True)
         ]
         assert not refused(norms.judge(round_, FLEET, FACTOR))
@@ -145,10 +146,10 @@ def test_the_very_first_step_of_a_newcomer_condemns_nobody_who_has_trained_for_a
     """Seen on a busy machine: the first step has a hundredth of the learning rate that others have by then."""
     norms = FragmentNorms(seed_norm=8.7)
     fleet = ["early", "late"]
-    norms.judge([Sample(island_id="late", norm=0.000128, steps=1)], fleet, 10.0, length=8.7)
-    early = Sample(island_id="early", norm=0.882, steps=65)
+    norms.judge([offer(island_id="late", norm=0.000128, steps=1)], fleet, 10.0, length=8.7)
+    early = offer(island_id="early", norm=0.882, steps=65)
     assert norms.judge([early], fleet, 10.0, length=8.7)[0].refused == ""
-    liar = Sample(island_id="late", norm=882.0, steps=65)
+    liar = offer(island_id="late", norm=882.0, steps=65)
     assert norms.judge([liar], [*fleet, "third"], 10.0, length=8.7)[0].refused
 
 
@@ -156,10 +157,10 @@ def test_nor_does_it_beside_what_is_known_of_one_other_range():
     """Seen where one island had to compile first: of two rates known the lower median takes the newcomer's step."""
     norms = FragmentNorms(seed_norm=8.7)
     fleet = ["early", "late"]
-    assert_let_in(norms.judge([Sample(island_id="early", norm=0.87, steps=57)], fleet, 10.0, length=8.7))
-    late = Sample(island_id="late", norm=0.000128, steps=1)
-    assert_let_in(norms.judge([late, Sample(island_id="early", norm=0.35, steps=23)], fleet, 10.0, length=8.7))
-    liar = Sample(island_id="early", norm=350.0, steps=23)
+    assert_let_in(norms.judge([offer(island_id="early", norm=0.87, steps=57)], fleet, 10.0, length=8.7))
+    late = offer(island_id="late", norm=0.000128, steps=1)
+    assert_let_in(norms.judge([late, offer(island_id="early", norm=0.35, steps=23)], fleet, 10.0, length=8.7))
+    liar = offer(island_id="early", norm=350.0, steps=23)
     assert norms.judge([liar], [*fleet, "third"], 10.0, length=8.7)[0].refused
 
 
@@ -167,13 +168,13 @@ def test_nobody_is_longer_than_the_others_of_its_round():
     """By the other islands of the round, at the same steps; by the window where fewer than two others are there."""
     norms = FragmentNorms()
     samples = [
-        Sample(island_id=name, norm=norm, steps=24) for name, norm in zip("abcd", (1.0, 2.0, 3.0, 8.0), strict=True)
+        offer(island_id=name, norm=norm, steps=24) for name, norm in zip("abcd", (1.0, 2.0, 3.0, 8.0), strict=True)
     ]
     findings = norms.judge(samples, "abcd", 10.0, length=1.0, levelled=True)
     assert [finding.scale for finding in findings] == pytest.approx([1, 1, 1, 1.5 * 2 / 8])
     assert not any(finding.refused for finding in findings)
     assert {f.scale for f in FragmentNorms().judge(samples, "abcd", 10.0, length=1.0)} == {1.0}
-    two = [Sample(island_id="a", norm=1.0, steps=24), Sample(island_id="d", norm=8.0, steps=24)]
+    two = [offer(island_id="a", norm=1.0, steps=24), offer(island_id="d", norm=8.0, steps=24)]
     assert {f.scale for f in FragmentNorms().judge(two, "ad", 10.0, length=1.0, levelled=True)} == {1.0}
     for _ in range(8):
         norms.judge(samples[:3], "abc", 10.0, levelled=True)

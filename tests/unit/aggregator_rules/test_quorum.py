@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.rules.interval import RoundTimes
+from aggregator.rules.outliers import Offer
 from aggregator.rules.quorum import RoundView, Verdict, Waits, decide, effective_quorum
-from aggregator.state.round import Admitted, Round
+from aggregator.state.round import Round
 from broker.wire.messages import TrainedOn
 from tests.aggregator_hand import config, steps
 
@@ -101,7 +102,7 @@ def test_a_held_contribution_never_brings_a_close_forward(fresh, held, quorum):
 
 
 def admitted(island_id, round_id=7, from_step=0):
-    return Admitted(
+    return Offer(
         island_id=island_id,
         incarnation=1,
         round_id=round_id,
