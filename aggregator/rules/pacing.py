@@ -178,7 +178,7 @@ class Pacer:
             return [step - began[i] for i, step in moment.items()]
 
     def _ends_at(self, fragment_id: int, now_s: float) -> list[tuple[float, str]]:
-        """Returns when each island that advances will have run the fragment's interval, at the earliest; sorted."""
+        """Returns when each advancing island has run the fragment's interval, at the earliest; sorted."""
         lines = self._clock.lines(now_s)
         if self._news:
             for unseen in self._unseen.values():

@@ -134,7 +134,7 @@ class StepClock:
         return tuple(i for i, p in self._paces.items() if now_s - p.advanced_at_s <= p.allowance_s + more_s)
 
     def lines(self, now_s: float) -> Mapping[str, tuple[float, int, float]]:
-        """Returns the last (time, step, seconds per inner step) of each island that counts and advances, to read."""
+        """Returns the last (time, step, seconds per step) of each island that counts and advances, to read."""
         if self._looked_at_s != now_s:
             self._look(now_s)
         return self._lines

@@ -175,8 +175,7 @@ class PendingJoins:
 
     def holds(self, island_id: str) -> bool:
         """True while an island is not welcomed yet, and does not know its id."""
-        waiting = (*self.beginning, *self.welcomes)
-        return bool(waiting) and island_id in [each for _, each in waiting]
+        return island_id in [each for _, each in (*self.beginning, *self.welcomes)]
 
 
 class Members:
@@ -345,9 +344,7 @@ class Members:
     def lives(self, island_id: str, now_s: float) -> bool:
         """Whether an island is one of the live ones."""
         m = self._members.get(island_id)
-        if m is None or m.at.stage is not MemberStage.HERE:
-            return False
-        return now_s - m.last_seen_s < self._config.dead_after_s
+        return m is not None and m.at.stage is MemberStage.HERE and now_s - m.last_seen_s < self._config.dead_after_s
 
     def responsive(self, now_s: float) -> frozenset[str]:
         """Ids of the live members that rounds wait for; the same object as long as they are the same."""

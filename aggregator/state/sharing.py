@@ -23,7 +23,7 @@ SAVED_AT_ONCE, SAVED_APART_S = 64, 0.0005
 
 
 class Facts(NamedTuple):
-    """The part of an island's :class:`Presence` whose change may move data: all but the time that it is away."""
+    """The facts about an island whose change may move data: its :class:`Presence` without the time."""
 
     gone: bool
     able: bool
