@@ -49,8 +49,10 @@ class BatchBooks:
 
     def merge(self, fragment_id: int, data: Iterable[DataRange]) -> None:
         """Books batches as merged into a fragment; a second time would be a bug here, and ends in an error."""
-        data = _given(data)
         self._fragments.add(fragment_id)
+        data = _given(data)
+        if not data:
+            return
         self.refuse(fragment_id, data)
         for d in data:
             self._merged.setdefault((fragment_id, d.share), IntervalSet()).add(d.from_batch, d.to_batch)
@@ -88,7 +90,7 @@ class BatchBooks:
 
 
 def _given(data: Iterable[DataRange]) -> tuple[DataRange, ...]:
-    return tuple(d for d in data if d.from_batch < OWN_PASS)
+    return tuple([d for d in data if d.from_batch < OWN_PASS])
 
 
 def batches_of(data: DataRange) -> str:

@@ -70,7 +70,8 @@ def admit(
         return Admission(fate=fate, reason=flaw.reason, detail=flaw.detail)
     if quarantined:
         return Admission(fate=Fate.REFUSED, reason=Reason.QUARANTINED, detail=quarantined)
-    newest = max(t.fragment_version for t in contribution.trained_on)
+    versions = [t.fragment_version for t in contribution.trained_on]
+    newest = max(versions)
     if newest > current_version:
         detail = f"trained on version {newest}, the newest is {current_version}"
         return Admission(fate=Fate.REFUSED, reason=Reason.FUTURE_VERSION, detail=detail)
@@ -90,7 +91,8 @@ def too_stale(trained_on: Sequence[TrainedOn], current_version: int, oldest_allo
 
     ``oldest_allowed`` is :meth:`aggregator.state.fragment.Fragment.oldest_allowed`.
     """
-    oldest = min(t.fragment_version for t in trained_on)
+    versions = [t.fragment_version for t in trained_on]
+    oldest = min(versions)
     if oldest >= oldest_allowed:
         return ""
     behind, limit = current_version - oldest, current_version - oldest_allowed
@@ -113,10 +115,12 @@ def _recognise(contribution: Contribution, account: Account) -> Admission | None
 
 def _implausible(contribution: Contribution, life: Life, tokens_per_step: int, most_steps: int) -> str:
     steps = contribution.steps
-    trained = sum(t.steps for t in contribution.trained_on)
+    parts = [t.steps for t in contribution.trained_on]
+    trained = sum(parts)
     if steps.steps <= 0 or steps.tokens < 0:
         return f"range [{steps.from_step}, {steps.to_step}) with {steps.tokens} tokens holds nothing"
-    if trained != steps.steps or any(t.steps <= 0 or t.fragment_version < 0 for t in contribution.trained_on):
+    versions = [t.fragment_version for t in contribution.trained_on]
+    if trained != steps.steps or min(parts, default=1) <= 0 or min(versions, default=0) < 0:
         return f"trained_on accounts for {trained} steps of {steps.steps}"
     if steps.from_step < life.start_step:
         return f"starts at step {steps.from_step}, before this incarnation began at {life.start_step}"

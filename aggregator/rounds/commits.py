@@ -242,21 +242,23 @@ class Commits:
         run = self._run
         islands = {m.island_id for m in commit.contributions}
         live = run.eligible() | islands
-        agreement = round_.agreement
+        agreement, merged = round_.agreement, commit.contributions
+        tokens = [m.steps.tokens for m in merged]
+        staleness = [m.staleness for m in merged]
         committed = VersionCommitted(
             fragment=commit.fragment_id,
             version=commit.fragment_version,
             round=commit.round_id,
             islands=len(islands),
             live=len(live),
-            tokens=sum(m.steps.tokens for m in commit.contributions),
-            staleness_mean=round(_mean_staleness(commit.contributions), 3),
-            staleness_max=round(max(m.staleness for m in commit.contributions), 3),
+            tokens=sum(tokens),
+            staleness_mean=round(_mean_staleness(merged), 3),
+            staleness_max=round(max(staleness), 3),
             reason=round_.closed_because,
             missing=round_.missing,
             took_s=round(run.now_s - round_.opened_at_s, 4),
             digest=commit.digest,
-            contributions=[_merging(m, agreement, round_.trust) for m in commit.contributions],
+            contributions=[_merging(m, agreement, round_.trust) for m in merged],
             agreement=None if agreement is None else round(agreement.level, 4),
             momentum_cosine=round_.momentum_cosine,
         )
@@ -289,7 +291,12 @@ def _asked(fragment: Fragment, round_: Round, cosines: Sequence[float]) -> dict[
 
 
 def _mean_staleness(merged: Sequence[Merged]) -> float:
-    return sum(m.staleness * m.steps.steps for m in merged) / sum(m.steps.steps for m in merged)
+    total, steps = 0.0, 0
+    for m in merged:
+        its = m.steps.steps
+        total += m.staleness * its
+        steps += its
+    return total / steps
 
 
 def _merging(m: Merged, agreement: Agreement | None, trust: Mapping[str, float]) -> Merging:

@@ -185,7 +185,7 @@ class Intake:
                 self.refuse_waiting(c, Reason.OUTLIER, finding.refused)
             else:
                 kept.append((c, finding.scale))
-                run.behaved(run.members[c.island_id])
+                run.behaved(c.island_id)
         return kept
 
     def refuse_waiting(self, c: Offer, reason: Reason, detail: str) -> None:

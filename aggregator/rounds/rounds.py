@@ -202,7 +202,7 @@ class Rounds:
         if self._versions is None:
             assert run.manifest is not None
             self._versions = VersionCodec(run.config, run.manifest.sizes, run.moving, run.manifest.moving)
-        beats = (member.heartbeat for member in run.members.live(run.now_s))
+        beats = [member.heartbeat for member in run.members.live(run.now_s)]
         down = self._versions.merges(p, beats, run.now_s)
         if down is not None:
             run.note(VersionsAdapted(codec=str(self._versions.codec), down=down))
@@ -255,7 +255,7 @@ class Rounds:
             trust=round_.trust,
         )
         round_.question = self._question(round_.fragment_id, kept, round_.merged)
-        return tuple(
+        parts = [
             Part(
                 island_id=c.island_id,
                 steps=c.steps,
@@ -264,7 +264,8 @@ class Rounds:
                 staleness_weight=w.staleness_weight,
             )
             for c, w in zip(kept, round_.merged, strict=True)
-        )
+        ]
+        return tuple(parts)
 
     # --- after an outage --------------------------------------------------------------------------------------
 

@@ -58,6 +58,8 @@ class Deadlines:
     def due(self, now_s: float) -> list[str]:
         """Takes out the items whose deadline is ``now_s`` or earlier, and returns them, the earliest first."""
         found: list[str] = []
+        if not self._heap or self._heap[0][0] > now_s:
+            return found
         while (first := self.first()) is not None and first[0] <= now_s:
             heappop(self._heap)
             del self._at_s[first[1]]

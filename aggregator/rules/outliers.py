@@ -149,48 +149,50 @@ class FragmentNorms:
         """
         if not factor:
             return tuple(Finding() for _ in offers)
-        limits = self._limits(offers, factor, length)
-        fitting = self._levels(offers) if levelled else limits
+        known = [_known(each) for each in offers]
+        round_ = [(each.island_id, its) for each, its in zip(offers, known, strict=True) if its is not None]
+        limits = self._limits(offers, round_, factor, length)
+        fitting = self._levels(offers, round_) if levelled else limits
         too_long = {
             s.island_id for s, limit in zip(offers, limits, strict=True) if s.norm is not None and s.norm > limit
         }
         voters = set(fleet) | {offer.island_id for offer in offers}
         votes = (self._suspects | too_long) & voters
         if too_long and 2 * len(votes) > len(voters):
-            self._restart(offers)
+            self._restart(known)
             return tuple(_shortened(s, min(each)) for s, *each in zip(offers, limits, fitting, strict=True))
-        known = [(each.island_id, _known(each)) for each in offers if each.norm] if too_long else []
-        findings = tuple(
+        findings = [
             # The others are not compared with everybody: each would be let in either way.
-            _shortened(s, min(limit, fit)) if s.island_id not in too_long or _alike(s, known) else _refused(s, limit)
+            _shortened(s, min(limit, fit)) if s.island_id not in too_long or _alike(s, round_) else _refused(s, limit)
             for s, limit, fit in zip(offers, limits, fitting, strict=True)
-        )
+        ]
         self._suspects -= {offer.island_id for offer in offers}
         self._suspects |= too_long
-        self._learn([s for s, finding in zip(offers, findings, strict=True) if not finding.refused])
-        return findings
+        self._learn([its for its, finding in zip(known, findings, strict=True) if not finding.refused])
+        return tuple(findings)
 
-    def _limits(self, offers: Sequence[Offer], factor: float, length: float) -> list[float]:
+    def _limits(
+        self, offers: Sequence[Offer], round_: Sequence[tuple[str, _Known]], factor: float, length: float
+    ) -> list[float]:
         """Returns the greatest norm that each contribution of a round may have."""
         if not self.warming_up:
             log_rates = [each.log_rate for each in self._known]
             typical = median(log_rates)
-            spread = median(abs(rate - typical) for rate in log_rates)
+            spread = median([abs(rate - typical) for rate in log_rates])
             stretch = min(max(DEVIATIONS * spread, math.log(factor)), math.log(SPREAD_FACTORS * factor))
-            steps = median(each.steps for each in self._known)
+            steps = median([each.steps for each in self._known])
             return [_allowed(typical + stretch, steps, offer.steps.steps) for offer in offers]
         stretch = math.log(WARM_UP_FACTORS * factor)
         by_length = factor * length if length else math.inf
         limits = []
         references: dict[str, tuple[_Known, float] | None] = {}
-        round_ = [(offer.island_id, _known(offer)) for offer in offers if offer.norm]
         many = len({island_id for island_id, _ in round_}) > MANY
         for offer in offers:
             # Nobody is compared with itself, unless so many are there that it makes no difference.
             apart = "" if many else offer.island_id
             if apart not in references:
-                known = [*self._known, *(each for island_id, each in round_ if island_id != apart)]
-                references[apart] = (median_low(known), median(each.steps for each in known)) if known else None
+                known = [*self._known, *[each for island_id, each in round_ if island_id != apart]]
+                references[apart] = (median_low(known), median([each.steps for each in known])) if known else None
             if (reference := references[apart]) is None:
                 limits.append(by_length)
                 continue
@@ -199,32 +201,31 @@ class FragmentNorms:
             limits.append(limit if slow.steps >= COMPARABLE * offer.steps.steps else max(limit, by_length))
         return limits
 
-    def _levels(self, offers: Sequence[Offer]) -> list[float]:
+    def _levels(self, offers: Sequence[Offer], round_: Sequence[tuple[str, _Known]]) -> list[float]:
         """Returns the norm that each contribution of a round may have beside the others'; infinite if unknown."""
-        round_ = [(offer.island_id, _known(offer)) for offer in offers if offer.norm]
-        found = []
+        islands, found = {island_id for island_id, _ in round_}, []
         for offer in offers:
             others = [each for island_id, each in round_ if island_id != offer.island_id]
-            if len({island_id for island_id, _ in round_} - {offer.island_id}) < 2:
+            if len(islands - {offer.island_id}) < 2:
                 others = [] if self.warming_up else list(self._known)
             if not others:
                 found.append(math.inf)
                 continue
-            rate, steps = median(each.log_rate for each in others), median(each.steps for each in others)
+            rate, steps = median([each.log_rate for each in others]), median([each.steps for each in others])
             found.append(_allowed(rate + math.log(LONGER), steps, offer.steps.steps))
         return found
 
-    def _learn(self, offers: Sequence[Offer]) -> None:
-        known = [_known(offer) for offer in offers if offer.norm]
-        self._known.extend(known)
-        self._rounds += bool(known)
+    def _learn(self, known: Sequence[_Known | None]) -> None:
+        measured = [each for each in known if each is not None]
+        self._known.extend(measured)
+        self._rounds += bool(measured)
 
-    def _restart(self, offers: Sequence[Offer]) -> None:
+    def _restart(self, known: Sequence[_Known | None]) -> None:
         self._known.clear()
         self._suspects.clear()
         self._rounds = 0
         self.restarts += 1
-        self._learn(offers)
+        self._learn(known)
 
     # --- durability -------------------------------------------------------------------------------------------
 
@@ -240,9 +241,9 @@ class FragmentNorms:
         return cls(record["seed_norm"], record["restarts"], known, record["rounds"])
 
 
-def _known(offer: Offer) -> _Known:
-    assert offer.norm
-    return _Known(math.log(offer.norm) - math.log(offer.steps.steps), offer.steps.steps)
+def _known(offer: Offer) -> _Known | None:
+    steps = offer.steps.steps
+    return _Known(math.log(offer.norm) - math.log(steps), steps) if offer.norm else None
 
 
 def _allowed(log_rate: float, typical_steps: float, steps: int) -> float:

@@ -110,18 +110,14 @@ class Pacer:
 
     def most_overdue(self, now_s: float, free: Sequence[int]) -> int | None:
         """Returns the due fragment that waits longest among those that are ``free``, or None."""
-        candidates = [p for p in free if self._may_be_due(p, now_s)]  # all are asked: a newcomer agrees with each
-        if not candidates:
+        # All are asked, for a newcomer agrees with each. Where too few can have run an interval, none is computed.
+        ends_s = [self._ends_at(p, now_s) for p in free]
+        if not any(each and self._completing(each)[0] <= now_s for each in ends_s):
             return None
         moment = self._clock.at(now_s)
         due = [(self._of_fleet(self._progress(p, moment)), -p) for p in free]
         progress, negated = max(due, default=(0.0, 0))
         return -negated if due and progress >= self._interval else None
-
-    def _may_be_due(self, fragment_id: int, now_s: float) -> bool:
-        """Returns False when too few islands can have run an interval by now; True means: compute it."""
-        ends_s = self._ends_at(fragment_id, now_s)
-        return bool(ends_s) and ends_s[self._last(len(ends_s))][0] <= now_s
 
     def opened(self, fragment_id: int, now_s: float) -> None:
         """Starts the fragment's next interval, less its lateness, so that fragments keep their distance.
@@ -162,8 +158,7 @@ class Pacer:
             ends_s = self._ends_at(p, now_s)
             if not ends_s:
                 break  # nobody advances
-            # The island of rank r from below has H steps once all but r islands have them.
-            island_id = ends_s[self._last(len(ends_s))][1]
+            island_id = self._completing(ends_s)[1]
             steps = self._clock.estimate(island_id, now_s) - self._began[p][island_id]
             waits_s[p] = max(0.0, (self._interval - steps) * (self._clock.step_time_s(island_id) or 0.0))
         return waits_s
@@ -213,9 +208,9 @@ class Pacer:
     def _of_fleet(self, steps: list[float]) -> float:
         return sorted(steps)[self._rank(len(steps))] if steps else 0.0
 
-    def _last(self, islands: int) -> int:
-        """The place of the island that completes an interval for the fleet, among those that reach its end."""
-        return islands - 1 - self._rank(islands)
+    def _completing(self, ends_s: list[tuple[float, str]]) -> tuple[float, str]:
+        """Returns time and island that complete an interval for the fleet: all but r have it, with r its rank."""
+        return ends_s[len(ends_s) - 1 - self._rank(len(ends_s))]
 
     def _rank(self, islands: int) -> int:
         """The place, from below, of the island whose steps are the fleet's."""

@@ -140,18 +140,18 @@ def _token_weights(
     An island with several ranges in the round is cut as a whole, each range in proportion.
     """
     weights = []
-    for each in contributions:
-        tokens = min(each.steps.tokens, each.steps.steps * most.get(each.island_id, math.inf))
-        # Of the pace in the share: steps that were not run are taken from n and from s.
-        weights.append(tokens * tokens / each.steps.steps * shares[each.island_id])
     of_island: defaultdict[str, list[float]] = defaultdict(list)
-    for each, weight in zip(contributions, weights, strict=True):
-        of_island[each.island_id].append(weight)
+    for each in contributions:
+        steps = each.steps.steps
+        tokens = min(each.steps.tokens, steps * most.get(each.island_id, math.inf))
+        # Of the pace in the share: steps that were not run are taken from n and from s.
+        weights.append(tokens * tokens / steps * shares[each.island_id])
+        of_island[each.island_id].append(weights[-1])
     sums = {island_id: math.fsum(parts) for island_id, parts in of_island.items()}
-    if not capped or sum(total > 0 for total in sums.values()) < ISLANDS_TO_CAP:  # who brings no tokens is no third one
+    if not capped or len([1 for total in sums.values() if total > 0]) < ISLANDS_TO_CAP:  # no tokens: no third one
         return weights
-    heaviest = max(sorted(sums), key=lambda island_id: sums[island_id])
-    others = math.fsum(total for island_id, total in sums.items() if island_id != heaviest)
+    heaviest = max(sorted(sums), key=sums.__getitem__)
+    others = math.fsum([total for island_id, total in sums.items() if island_id != heaviest])
     if sums[heaviest] <= others:
         return weights
     cut = others / sums[heaviest]

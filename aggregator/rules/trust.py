@@ -123,6 +123,8 @@ class Trust:
     def _weight(self, island_id: str) -> float:
         standing = self._standings.get(island_id)
         own = NEWCOMER if standing is None else standing.weight(math.sqrt(self._variance))
+        if not self._elsewhere:
+            return own
         return min([own, *(weights.get(island_id, own) for weights in self._elsewhere.values())])
 
     def standing(self, island_id: str) -> Standing:

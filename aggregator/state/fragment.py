@@ -133,13 +133,12 @@ class Fragment:
         It is at most ``max_staleness`` versions behind, or was the newest one less than ``max_staleness_s`` ago. When
         versions of an earlier life were succeeded is not known.
         """
-        lately = (version for version, at_s in self.succeeded if now_s - at_s < max_staleness_s)
-        return min(self.version - max_staleness, next(lately, self.version))
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the contributions that are held, or in the round."""
-        return self.held_bytes + (self.round.waiting_bytes if self.round is not None else 0)
+        lately = self.version
+        for version, at_s in self.succeeded:
+            if now_s - at_s < max_staleness_s:
+                lately = version
+                break
+        return min(self.version - max_staleness, lately)
 
     def waiting_of(self, island_id: str) -> list[Offer]:
         """Contributions of one island that are held, or in the round."""

@@ -253,10 +253,10 @@ class Run:
         self.note(IslandQuarantined(island=member.island_id, reason=reason, for_s=for_s, detail=detail))
         self.save()  # it must not come back by way of our own restart
 
-    def behaved(self, member: Member) -> None:
+    def behaved(self, island_id: str) -> None:
         """Notes that a contribution was let in."""
-        if self.quarantine.behaved(member.island_id, self.now_s):
-            self.note(IslandReleased(island=member.island_id))
+        if self.quarantine.behaved(island_id, self.now_s):
+            self.note(IslandReleased(island=island_id))
             self.save()
 
     # --- what is ----------------------------------------------------------------------------------------------
@@ -358,14 +358,19 @@ class Run:
         """
         if self.manifest is None:
             return 0.0
-        squares = sum(f.norms.seed_norm**2 for f in self.fragments.values())
-        ours = sum(self.manifest.sizes[p] for p in self.fragments)
-        share = self.manifest.sizes[fragment_id] / ours if ours else 0.0  # a shard may have nothing but empty tensors
+        squares, ours, sizes = 0.0, 0, self.manifest.sizes
+        for p, fragment in self.fragments.items():
+            squares += fragment.norms.seed_norm**2
+            ours += sizes[p]
+        share = sizes[fragment_id] / ours if ours else 0.0  # a shard may have nothing but empty tensors
         return max(self.fragments[fragment_id].norms.seed_norm, math.sqrt(share * squares))
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; at most :meth:`held_bytes`."""
-        return sum(fragment.waiting_bytes for fragment in self.fragments.values())
+        waiting = 0
+        for fragment in self.fragments.values():
+            waiting += fragment.held_bytes + (fragment.round.waiting_bytes if fragment.round is not None else 0)
+        return waiting
 
     def held_bytes(self) -> int:
         """Bytes of contributions that may wait here."""
