@@ -112,8 +112,8 @@ class Rounds:
         Where more may be open it adds to ``moments`` when the next one falls due.
         """
         run, opened = self._run, False
-        allowed = run.round_times.rounds_allowed(len(run.moving), run.median_step_s, run.interval.steps)
-        while run.num_busy() < allowed:
+        allowed = run.round_times.rounds_allowed(len(run.moving), run.step_s, run.interval.steps)
+        while len(run.open_rounds) < allowed and run.num_busy() < allowed:
             free = run.free()
             due = pacer.most_overdue(run.now_s, free) if self._may_open() else None
             if due is None:
@@ -308,7 +308,7 @@ class Rounds:
     def _fleet(self) -> Fleet:
         """Returns what decides on every open round; its sets are the same objects while they stay the same."""
         run, now_s = self._run, self._run.now_s
-        waits = run.round_times.waits(run.median_step_s, run.interval.steps, self._settled_at_s)
+        waits = run.round_times.waits(run.step_s, run.interval.steps, self._settled_at_s)
         live_ids, responsive = run.members.live_ids(now_s), run.members.responsive(now_s)
         out = run.quarantine.out(now_s)
         live = len(live_ids) - len((out | run.members.standing) & live_ids)

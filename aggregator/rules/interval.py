@@ -145,6 +145,7 @@ class RoundTimes:
         self._journey_s = MovingAverage()
         self._arrivals_s: deque[float] = deque(maxlen=REMEMBERED)
         self._opened_at_s: OrderedDict[int, float] = OrderedDict()
+        self._waits: tuple[tuple[float, int, float], Waits] | None = None  # by what, since the last measurement
 
     def opened(self, round_id: int, now_s: float) -> None:
         """Remembers a round, so that what arrives for it is timed even after it has closed."""
@@ -157,15 +158,18 @@ class RoundTimes:
         opened_at_s = self._opened_at_s.get(round_id)
         if opened_at_s is not None:
             self._arrivals_s.append(now_s - opened_at_s)
+            self._waits = None
 
     def quorum_met(self, took_s: float) -> None:
         """Takes xi_quorum, the time from a round's opening to its quorum."""
         self._quorum_s.add(took_s)
+        self._waits = None
 
     def committed(self, opened_at_s: float, closed_at_s: float, now_s: float) -> None:
         """Adds one sample of the sync time and of the whole round trip."""
         self._sync_s.add(now_s - closed_at_s)
         self._journey_s.add(now_s - opened_at_s)
+        self._waits = None
 
     @property
     def journey_s(self) -> float | None:
@@ -186,7 +190,9 @@ class RoundTimes:
 
     def waits(self, step_s: float, interval_steps: int, settled_at_s: float = -math.inf) -> Waits:
         """Returns how long a round waits now, at a median inner step of ``step_s``."""
-        c = self._config
+        c, by = self._config, (step_s, interval_steps, settled_at_s)
+        if self._waits is not None and self._waits[0] == by:
+            return self._waits[1]
         grace_s = grace_window_s(
             factor=c.grace_factor,
             overlap_steps=c.overlap,
@@ -197,13 +203,15 @@ class RoundTimes:
         # Answers are given at the end of a step: those of equal islands come up to a step apart, one now, another then.
         half_s = interval_steps / 2 * step_s
         arrivals_s = min(self.arrivals_p90_s() + step_s, half_s) if c.grace_by_arrivals else 0.0
-        return Waits(
+        found = Waits(
             quorum=c.quorum or c.islands,
             grace_s=grace_s,
             arrivals_s=arrivals_s,
             timeout_s=c.round_timeout_s,
             settled_at_s=settled_at_s,
         )
+        self._waits = by, found
+        return found
 
     def rounds_allowed(self, num_fragments: int, step_s: float, interval_steps: int) -> int:
         """Returns how many rounds may be open: enough that one journey's length does not stretch H."""

@@ -99,7 +99,7 @@ class Run:
         self.clock = StepClock(config.heartbeat_interval_s, self.counts, self._counts_until_s)
         self.members.watch(self.clock.look_at)
         self.claims = Claims(config.trusted_tokens or {}, config.pace_spread)
-        self.rates = FleetRates(self.clock, lambda name: self.tokens_per_step(self.members[name]), self.claims.counted)
+        self.rates = FleetRates(self.clock, self._tokens_per_step, self.claims.counted)
         self.members.watch(self.rates.look_at)  # what it has trained counts, where it declares nothing
         self.pacer: Pacer | Lockstep | None = None
         self.interval = Interval(config.sync_interval)
@@ -127,7 +127,8 @@ class Run:
         self.flushed = False  # every fragment of this shard is, as far as can be
         self.troubles = Troubles()
         self.last_round_id = 0
-        self._median_step_s, self._paced_for = 0.0, 0
+        #: The median step time with the last event, or the last one known; how many islands there were.
+        self.step_s, self._paced_for = 0.0, 0
 
     # --- what to do -------------------------------------------------------------------------------------------
 
@@ -322,14 +323,14 @@ class Run:
     @property
     def median_step_s(self) -> float:
         """Median inner step time of advancing islands in seconds; the last known if none advances, first 0."""
-        return self.clock.median_step_time_s(self.now_s) or self._median_step_s
+        return self.clock.median_step_time_s(self.now_s) or self.step_s
 
     def remember_pace(self) -> None:
-        """Remembers the current median step time, for a time when no island advances.
+        """Remembers the current median step time, for what follows, and for a time when no island advances.
 
-        Done per event, not per question: how often a driver asks for deadlines must not change a replay.
+        Done per event, not per question: how often somebody asks must not change a replay.
         """
-        self._median_step_s = self.median_step_s
+        self.step_s = self.median_step_s
         if (fleet := self._fleet) != self._paced_for:
             self._paced_for, self.clock.heartbeat_interval_s = fleet, self.heartbeat_interval_s
 
@@ -408,6 +409,9 @@ class Run:
             return member.tokens_per_step
         life = self.ledger.last_life(member.island_id)
         return life.trained_tokens / max(1, life.last_step - life.start_step)
+
+    def _tokens_per_step(self, island_id: str) -> float:
+        return self.tokens_per_step(self.members[island_id])
 
     def next_round_id(self) -> int:
         """Returns a round id that was never used before."""
