@@ -63,8 +63,8 @@ from aggregator.rounds.seeding import ModelFiles, Seeding
 from aggregator.state.assembly import Assembly
 from aggregator.state.founding import MAX_FOUNDINGS, Founding
 from aggregator.state.members import Member
-from aggregator.state.restoring import restore
 from aggregator.state.run import Run
+from aggregator.state.run_record import RunRecord, restore
 from aggregator.state.run_settings import changes, completed
 from aggregator.state.sharing import Sharing
 from broker.wire.messages import (
@@ -117,6 +117,7 @@ class Aggregator:
         config = completed(config, record)
         self.run = Run(config, now_s)
         self.run.epoch = epoch
+        self._record = RunRecord(self.run)
         self._changes = changes(config, record)
         if record is not None:
             restore(self.run, record, commits or {})
@@ -263,12 +264,12 @@ class Aggregator:
         self._doubts.believe(member)
 
     def _run_saved(self, event: RunSaved) -> None:
-        self.run.record_written(event.serial)
+        self._record.written(event.serial)
         self.run.disk_works()
         self._roster.saved()
 
     def _run_save_failed(self, event: RunSaveFailed) -> None:
-        self.run.record_failed()
+        self._record.failed()
         self.run.deadlines.put("save", self.run.now_s + SAVE_RETRY_S)
         self.run.disk_failed(event.detail)
         self.run.note(RunRecordFailed(detail=event.detail, retry_s=SAVE_RETRY_S))
@@ -319,7 +320,7 @@ class Aggregator:
 
     def _drain(self) -> list[Action]:
         """Empties the outbox; messages to an island go by the broker over which it was last heard."""
-        self.run.write_record()
+        self._record.write()
         actions, self.run.outbox = self.run.outbox, []
         return [self._addressed(action) if isinstance(action, Send) else action for action in actions]
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
-from aggregator.interface.events import Action, Finished, Manifested, Note, SaveRun
+from aggregator.interface.events import Action, Finished, Manifested, Note
 from aggregator.interface.leader_notes import AggregatorFinished, StoreBack
 from aggregator.interface.merge_rule import load
 from aggregator.interface.notes import IslandQuarantined, IslandReleased
@@ -35,10 +35,8 @@ from aggregator.state.founding import Founding
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.members import Member, Members, PendingJoins
 from aggregator.state.model_limits import most_held_bytes
-from aggregator.state.records import manifest_to_rows
 from aggregator.state.round import Round
 from aggregator.state.routes import Routes
-from aggregator.state.run_settings import SETTINGS, recorded
 from broker.base.errors import ConfigError
 from broker.process.demands import shown_inputs
 from broker.routing.resending import SILENT_S
@@ -53,7 +51,6 @@ from broker.wire.messages import (
     Recipe,
     Roster,
     own_rule,
-    recipe_of,
     recipe_table,
 )
 from broker.wire.schema import MAX_DATA_RANGES
@@ -115,8 +112,6 @@ class Run:
         #: Something of version 0 may be in the store; it is whole, in every shard.
         self.planted = self.began = False
         self.saved_serial = 0  # of the newest run record asked for
-        self._given_serial = 0  # of the newest one that was given to be written
-        self._is_writing = False  # that one
         self.durable_serial = 0  # of the newest one that is durable everywhere it must be
         self.agreed_serial = 0  # of the newest one that every shard has, too
         self.rosters: list[Roster] = []  # of shard 0, in records that are not durable yet
@@ -141,75 +136,9 @@ class Run:
         self.outbox.append(note)
 
     def save(self) -> int:
-        """Asks for the run record to be written; returns its serial number."""
+        """Asks for the run record to be written (:mod:`aggregator.state.run_record`); returns its serial number."""
         self.saved_serial += 1
         return self.saved_serial
-
-    def write_record(self) -> None:
-        """Has the run record written, if that was asked for; to be called when an event has been dealt with.
-
-        One is written at a time, and the next one has all that was asked for meanwhile: a record is as long as the
-        fleet is large, and islands may join by the hundred.
-        """
-        if self._given_serial == self.saved_serial or (self._is_writing and not self.finished):
-            return
-        self._is_writing, self._given_serial = True, self.saved_serial
-        self.emit(SaveRun(serial=self.saved_serial, record=self._record()))
-        if self.config.shards > 1 and not self.config.shard:
-            self._remember_roster()
-
-    def record_written(self, serial: int) -> None:
-        """Takes note that the record of that serial is durable, and those before it."""
-        self.durable_serial = max(self.durable_serial, serial)
-        self._is_writing = self._is_writing and serial < self._given_serial
-
-    def record_failed(self) -> None:
-        """Takes note that the record that was being written could not be: the next one may be."""
-        self._is_writing = False
-
-    def _record(self) -> dict[str, Any]:
-        """Returns the run record, from which a next life restores (:mod:`aggregator.state.restoring`)."""
-        return {
-            "run_id": self.config.run_id,
-            SETTINGS: recorded(self.config),
-            "epoch": self.epoch,
-            "serial": self.saved_serial,
-            "shard": [self.config.shard, self.config.shards],
-            "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
-            **({"inputs": self.inputs} if self.inputs else {}),
-            "last_round_id": self.last_round_id,
-            "ended": self.phase is Phase.ENDED,
-            "phase": str(self.decided),
-            "seeding": [self.seeding_id, *(self.seeder or ("", 0))],
-            "planted": sorted(self.planted_digests.items()),
-            "roster": list(self.roster_at),
-            "told": [str(self.told_phase), self.config.total_tokens],
-            "foundings": [founding.row() for founding in self.foundings],
-            "quarantine": self.quarantine.record(self.now_s),
-            **self.members.record(),
-            "lives": self.ledger.counters(),
-            "shares": self.data.saving(self.saved_serial),
-        }
-
-    def _remember_roster(self) -> None:
-        """Keeps the roster of the record just ordered; other shards hear of it once that is durable."""
-        island_id, incarnation = self.seeder or ("", 0)
-        roster = Roster(
-            to_shard=0,
-            epoch=self.epoch,
-            serial=self.saved_serial,
-            phase=self.decided,
-            seeding_id=self.seeding_id,
-            seeder=island_id,
-            seeder_incarnation=incarnation,
-            fragments=() if self.manifest is None else self.manifest.fragments,
-            recipe=None if self.manifest is None else recipe_of(self.config),
-            members=self.members.enrolled(),
-            tenures=self.data.tenures(),
-        )
-        if [replace(each, serial=0) for each in self.rosters[-2:]] == [replace(roster, serial=0)] * 2:
-            self.rosters.pop()  # a disk that fails is asked again and again: the first and the last of these will do
-        self.rosters.append(roster)
 
     def finish(self, reason: str) -> None:
         """Ends this process's work, whether the run has ended or not."""

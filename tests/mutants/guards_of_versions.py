@@ -291,7 +291,7 @@ VERSIONS = (
     Mutant(
         5,
         "an aggregator that restarts keeps its epoch",
-        "aggregator/state/restoring.py::restore",
+        "aggregator/state/run_record.py::restore",
         'run.epoch = max(run.epoch, record["epoch"] + 1)',
         'run.epoch = max(run.epoch, record["epoch"])',
         "unit/aggregator_rounds/test_restart.py::test_a_restart_goes_on_with_the_next_epoch_and_the_same_versions",

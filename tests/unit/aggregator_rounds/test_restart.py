@@ -1,6 +1,6 @@
 """A restarted aggregator goes on exactly where its disk says, and nothing that counts is counted twice."""
 
-from aggregator.state.restoring import ROUND_IDS_PER_LIFE
+from aggregator.state.run_record import ROUND_IDS_PER_LIFE
 from broker.wire.messages import Attach, Fate, Outstanding, Welcome
 from tests.aggregator_hand import Desk, desk, notes, resolutions, sent
 

@@ -1,25 +1,101 @@
-"""Restores a run from the store that an earlier life of the aggregator left. Pure.
-
-The run record is what :meth:`aggregator.state.run.Run.save` asks to be written; commits are the newest durable ones.
-"""
+"""The run record: all of a run that is in no commit, as it is written, and a run as it is restored from it. Pure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from aggregator.interface.events import Commit
+from aggregator.interface.events import Commit, SaveRun
 from aggregator.rules.outliers import FragmentNorms
 from aggregator.rules.recipes import settle
 from aggregator.state.founding import foundings_of
 from aggregator.state.members import Member
-from aggregator.state.records import manifest_from_rows
+from aggregator.state.records import manifest_from_rows, manifest_to_rows
 from aggregator.state.run import Run
-from broker.wire.messages import Phase, recipe_of
+from aggregator.state.run_settings import SETTINGS, recorded
+from broker.wire.messages import Phase, Roster, recipe_of
 
 #: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
 ROUND_IDS_PER_LIFE = 1_000_000
+
+
+class RunRecord:
+    """Writes the run record as :meth:`aggregator.state.run.Run.save` asks for it, one at a time.
+
+    The next one has all that was asked for meanwhile: a record is as long as the fleet is large, and islands may join
+    by the hundred.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._given_serial = 0  # of the newest one that was given to be written
+        self._is_writing = False  # that one
+
+    def write(self) -> None:
+        """Has the record written, if that was asked for; to be called when an event has been dealt with."""
+        run = self._run
+        if self._given_serial == run.saved_serial or (self._is_writing and not run.finished):
+            return
+        self._is_writing, self._given_serial = True, run.saved_serial
+        run.emit(SaveRun(serial=run.saved_serial, record=_record(run)))
+        if run.config.shards > 1 and not run.config.shard:
+            _remember_roster(run)
+
+    def written(self, serial: int) -> None:
+        """Takes note that the record of that serial is durable, and those before it."""
+        self._run.durable_serial = max(self._run.durable_serial, serial)
+        self._is_writing = self._is_writing and serial < self._given_serial
+
+    def failed(self) -> None:
+        """Takes note that the record that was being written could not be: the next one may be."""
+        self._is_writing = False
+
+
+def _record(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.config.run_id,
+        SETTINGS: recorded(run.config),
+        "epoch": run.epoch,
+        "serial": run.saved_serial,
+        "shard": [run.config.shard, run.config.shards],
+        "manifest": None if run.manifest is None else manifest_to_rows(run.manifest),
+        **({"inputs": run.inputs} if run.inputs else {}),
+        "last_round_id": run.last_round_id,
+        "ended": run.phase is Phase.ENDED,
+        "phase": str(run.decided),
+        "seeding": [run.seeding_id, *(run.seeder or ("", 0))],
+        "planted": sorted(run.planted_digests.items()),
+        "roster": list(run.roster_at),
+        "told": [str(run.told_phase), run.config.total_tokens],
+        "foundings": [founding.row() for founding in run.foundings],
+        "quarantine": run.quarantine.record(run.now_s),
+        **run.members.record(),
+        "lives": run.ledger.counters(),
+        "shares": run.data.saving(run.saved_serial),
+    }
+
+
+def _remember_roster(run: Run) -> None:
+    """Keeps the roster of the record just ordered; other shards hear of it once that is durable."""
+    island_id, incarnation = run.seeder or ("", 0)
+    roster = Roster(
+        to_shard=0,
+        epoch=run.epoch,
+        serial=run.saved_serial,
+        phase=run.decided,
+        seeding_id=run.seeding_id,
+        seeder=island_id,
+        seeder_incarnation=incarnation,
+        fragments=() if run.manifest is None else run.manifest.fragments,
+        recipe=None if run.manifest is None else recipe_of(run.config),
+        members=run.members.enrolled(),
+        tenures=run.data.tenures(),
+    )
+    if [replace(each, serial=0) for each in run.rosters[-2:]] == [replace(roster, serial=0)] * 2:
+        run.rosters.pop()  # a disk that fails is asked again and again: the first and the last of these will do
+    run.rosters.append(roster)
 
 
 def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
