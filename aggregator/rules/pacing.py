@@ -110,9 +110,14 @@ class Pacer:
 
     def most_overdue(self, now_s: float, free: Sequence[int]) -> int | None:
         """Returns the due fragment that waits longest among those that are ``free``, or None."""
-        # All are asked, for a newcomer agrees with each. Where too few can have run an interval, none is computed.
-        ends_s = [self._ends_at(p, now_s) for p in free]
-        if not any(each and self._completing(each)[0] <= now_s for each in ends_s):
+        lines, last = self._look(now_s)
+        if not lines:
+            return None
+        for p in free:  # all of them: a newcomer agrees with the others on each
+            if self._unseen[p]:
+                self._enter(p, lines, now_s)
+        # Where too few can have run an interval, none is computed.
+        if not [p for p in free if self._ends_s[p].order[last][0] <= now_s]:
             return None
         moment = self._clock.at(now_s)
         due = [(self._of_fleet(self._progress(p, moment)), -p) for p in free]
@@ -154,13 +159,15 @@ class Pacer:
     def due_in_s(self, fragment_ids: Iterable[int], now_s: float) -> dict[int, float]:
         """Returns seconds until each fragment falls due at current paces; empty while no island advances."""
         waits_s: dict[int, float] = {}
+        lines, last = self._look(now_s)
+        if not lines:
+            return waits_s
         for p in fragment_ids:
-            ends_s = self._ends_at(p, now_s)
-            if not ends_s:
-                break  # nobody advances
-            island_id = self._completing(ends_s)[1]
+            if self._unseen[p]:
+                self._enter(p, lines, now_s)
+            island_id = self._ends_s[p].order[last][1]
             steps = self._clock.estimate(island_id, now_s) - self._began[p][island_id]
-            waits_s[p] = max(0.0, (self._interval - steps) * (self._clock.step_time_s(island_id) or 0.0))
+            waits_s[p] = max(0.0, (self._interval - steps) * lines[island_id][2])
         return waits_s
 
     def _progress(self, fragment_id: int, moment: Mapping[str, float]) -> list[float]:
@@ -172,13 +179,21 @@ class Pacer:
             self._take_in(fragment_id, moment)
             return [step - began[i] for i, step in moment.items()]
 
-    def _ends_at(self, fragment_id: int, now_s: float) -> list[tuple[float, str]]:
-        """Returns when each advancing island has run the fragment's interval, at the earliest; sorted."""
+    def _look(self, now_s: float) -> tuple[Mapping[str, tuple[float, int, float]], int]:
+        """Returns the lines of the islands that advance, and the place of the one that completes an interval.
+
+        That is its place among those that reach the interval's end: the fleet has run it once all but r have, r being
+        the rank from below of the island whose steps are the fleet's.
+        """
         lines = self._clock.lines(now_s)
         if self._news:
             for unseen in self._unseen.values():
                 unseen |= self._news
             self._news.clear()
+        return lines, len(lines) - 1 - self._rank(len(lines))
+
+    def _enter(self, fragment_id: int, lines: Mapping[str, tuple[float, int, float]], now_s: float) -> None:
+        """Enters when each island with news will have run the fragment's interval, at the earliest."""
         ends_s, unseen, interval = self._ends_s[fragment_id], self._unseen[fragment_id], self._interval
         all_began = self._began[fragment_id]
         for island_id in unseen:
@@ -195,7 +210,6 @@ class Pacer:
             ends_s.put(island_id, at_s + (interval + began - step) * step_time_s - rounding_s)
         unseen.clear()
         assert len(ends_s.order) == len(lines), f"fragment {fragment_id}: {len(ends_s.order)} islands of {len(lines)}"
-        return ends_s.order
 
     def _take_in(self, fragment_id: int, at: Mapping[str, float]) -> None:
         """Adds islands: a newcomer agrees with the others; the first ones start in the fragment's phase."""
@@ -207,10 +221,6 @@ class Pacer:
 
     def _of_fleet(self, steps: list[float]) -> float:
         return sorted(steps)[self._rank(len(steps))] if steps else 0.0
-
-    def _completing(self, ends_s: list[tuple[float, str]]) -> tuple[float, str]:
-        """Returns time and island that complete an interval for the fleet: all but r have it, with r its rank."""
-        return ends_s[len(ends_s) - 1 - self._rank(len(ends_s))]
 
     def _rank(self, islands: int) -> int:
         """The place, from below, of the island whose steps are the fleet's."""

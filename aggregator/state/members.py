@@ -189,6 +189,7 @@ class Members:
         self._config = config
         self._watchers: list[Callable[[str], None]] = []
         self._living = Living(self.lives, self.dies_at_s)
+        self.live_ids = self._living.ids  #: ids of the live members at a time; one object while they are the same
         self._live: tuple[frozenset[str], list[Member]] | None = None  # these are made when they are asked for
         self._responsive: tuple[frozenset[str], frozenset[str]] | None = None  # of those that live
         self.standing: set[str] = set()  #: ids of those that made no step for a while, living or not
@@ -336,10 +337,6 @@ class Members:
         if self._live is None or self._live[0] is not ids:
             self._live = ids, [m for m in self._members.values() if m.island_id in ids]
         return self._live[1]
-
-    def live_ids(self, now_s: float) -> frozenset[str]:
-        """Ids of the live members; the same object as long as they are the same."""
-        return self._living.ids(now_s)
 
     def lives(self, island_id: str, now_s: float) -> bool:
         """Whether an island is one of the live ones."""
