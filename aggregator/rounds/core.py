@@ -195,7 +195,7 @@ class Aggregator:
                 return self._drain()
         else:
             self._handlers[type(event)](event)
-        if not self.finished:
+        if not self.run.finished:
             self._advance()
         return self._drain()
 

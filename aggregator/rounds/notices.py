@@ -27,6 +27,7 @@ class Notices:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._untold: dict[str, None] = {}  # ids of islands that are yet to hear of an open round, in their order
+        self._some_waited = False  # the last time
         self._room, self._room_at_s = float(AT_ONCE), run.now_s  # how many could be told then
         self._due_in_s: dict[int, float] = {}
         self._due_asked_at_s = float("-inf")
@@ -69,8 +70,9 @@ class Notices:
             missing = min(PORTION, len(self._untold)) - self._room
             # One millisecond late rather than early, as with rounds.
             self._run.deadlines.put("notices", self._room_at_s + missing / PER_S + 0.001)
-        else:
+        elif self._some_waited:
             self._run.deadlines.drop("notices")
+        self._some_waited = bool(self._untold)
 
     def _tell_some(self) -> None:
         """Tells as many of those that wait as there is room for."""

@@ -73,8 +73,9 @@ class Sharing:
             self._look_at_s = -math.inf if moved else self._next_s()
         else:
             moved = run.data.settle_some(changed) if changed else []
-        self.note(moved)
-        self._save(bool(moved))
+        if moved or self._save_at_s is not None:
+            self.note(moved)
+            self._save(bool(moved))
 
     def _save(self, moved: bool) -> None:
         """Writes moves to the record; in a large fleet several together, since a record names all islands."""
