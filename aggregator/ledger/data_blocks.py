@@ -132,7 +132,8 @@ class DataBlocks:
         self.decided: dict[int, Given] = {}
         self.durable: Mapping[int, Given] = {}
         self._by_owner: dict[str, set[int]] = {}  # of what is decided
-        self._told: dict[str, tuple[Block, ...]] = {}  # of what is durable
+        self._durable_of: dict[str, set[int]] = {}  # likewise, of what is durable
+        self._told: dict[str, tuple[Block, ...]] = {}  # what islands are told of that, once they have asked
         self._saving: list[tuple[int, dict[int, Given]]] = []  # serial of a run record -> what it says
         self._free_at: dict[int, int] = {}  # block of nobody -> serial of the record that says so first
         self._agreed_serial = 0
@@ -318,23 +319,21 @@ class DataBlocks:
 
     def _go_on_from(self, now: dict[int, Given]) -> None:
         self.decided = now
-        self._by_owner = {}
-        for n, block in now.items():
-            self._by_owner.setdefault(block.owner, set()).add(n)
+        self._by_owner = _by_owner(now)
 
     def _may_tell(self, durable: Mapping[int, Given]) -> None:
         self.durable = durable
-        found: dict[str, tuple[Block, ...]] = {}
-        for n, g in sorted(durable.items()):
-            block = Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch)
-            found[g.owner] = (*found.get(g.owner, ()), block)
-        self._told = found
+        self._durable_of, self._told = _by_owner(durable), {}
 
     # --- telling ----------------------------------------------------------------------------------------------
 
     def told(self, island_id: str) -> tuple[Block, ...]:
         """Returns an island's blocks, in the order in which it trains them."""
-        return self._told.get(island_id, ())
+        if island_id not in self._told:
+            own = [(n, self.durable[n]) for n in sorted(self._durable_of.get(island_id, ()))]
+            blocks = [Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own]
+            self._told[island_id] = tuple(blocks)
+        return self._told[island_id]
 
     def refusal(
         self, island_id: str, fragment_id: int, data: Sequence[DataRange], steps: int
@@ -357,3 +356,10 @@ class DataBlocks:
                 return Reason.IMPLAUSIBLE, f"{batches_of(d)}: it has [{given.from_batch}, {given.to_batch})"
         overlap = self.books.overlap(fragment_id, data)
         return (Reason.OVERLAP, overlap) if overlap else None
+
+
+def _by_owner(blocks: Mapping[int, Given]) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for n, block in blocks.items():
+        found.setdefault(block.owner, set()).add(n)
+    return found
