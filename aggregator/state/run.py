@@ -136,7 +136,7 @@ class Run:
         self.outbox.append(note)
 
     def save(self) -> int:
-        """Asks for the run record to be written (:mod:`aggregator.state.run_record`); returns its serial number."""
+        """Asks for the run record to be written; returns its serial number."""
         self.saved_serial += 1
         return self.saved_serial
 

@@ -1,4 +1,4 @@
-"""The run record: all of a run that is in no commit, as it is written, and a run as it is restored from it. Pure."""
+"""The run record: what of a run is in no commit, as it is written and restored. Pure."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ _bits: Callable[[int], int] = secrets.randbits
 
 
 def bits(count: int) -> int:
-    """Returns so many random bits, as a number."""
+    """Returns random bits as a number."""
     return _bits(count)
 
 

@@ -46,7 +46,7 @@ def open_files() -> int:
 
 
 def return_freed(least_bytes: int) -> None:
-    """Has memory of so many bytes or more go back to the system as soon as it is freed.
+    """Returns large blocks of memory to the system as soon as they are freed.
 
     Left alone, glibc raises its limit for separate mappings to the size of what it sees, up to 32 MiB, and what is
     smaller lies between other things: its place is not the system's before all above it is free, and fits nothing else.

@@ -81,7 +81,7 @@ class Dealing:
 
 
 def _add(known: IntervalSet, start: int, end: int) -> None:
-    """Adds what is not there yet."""
+    """Adds a range, but for its parts that are there already."""
     for a, b in list(_missing(known, start, end)):
         known.add(a, b)
 

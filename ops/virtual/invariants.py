@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import ge
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aggregator.interface.events import Commit, Publish
 from aggregator.rounds.core import Aggregator
@@ -24,10 +24,20 @@ from ops.faults.kinds import FaultKind
 from ops.virtual.dealing import Dealing
 
 if TYPE_CHECKING:
-    from aggregator.state.run import Run
+    from aggregator.state.run import Run as RunState
     from ops.virtual.island import Island
-    from ops.virtual.simulation import Simulation
+    from ops.virtual.plan import SimulationPlan
     from ops.virtual.station import Station
+
+
+class Run(Protocol):
+    """All of a simulated run that the observer looks at."""
+
+    plan: SimulationPlan
+    stations: Sequence[Station]
+    leaders: Mapping[int, Station]
+    islands: Mapping[str, Island]
+    trace: Sequence[tuple[float, str, str, str]]
 
 
 #: Faults after which Redis knows less than it did.
@@ -140,8 +150,8 @@ class Invariants:
         hold(5, grows("the epoch that publishes", before, epoch, or_stays=True))
         self._newest[p], self._epochs[shard] = version, epoch
 
-    def replicated(self, simulation: Simulation, leader: Station, publish: Publish) -> None:
-        """A version is about to be sent: whoever may take over has it, unless Redis has forgotten who that is."""
+    def replicated(self, simulation: Run, leader: Station, publish: Publish) -> None:
+        """Checks that every standby that may take over has a version that is about to be sent."""
         lease = leader.lease()
         if (lease.holder, lease.epoch) != (leader.name, leader.core.run.epoch):
             return
@@ -195,7 +205,7 @@ class Invariants:
         if waiting > aggregator.core.run.held_bytes():
             require(False, 9, f"{waiting} bytes wait")
 
-    def _take_note_of_end(self, run: Run) -> None:
+    def _take_note_of_end(self, run: RunState) -> None:
         """Remembers what was booked when the run ended: what an island reports later is nobody's."""
         end = self._ends.setdefault(run.config.shard, _End())
         if run.phase is not Phase.ENDED:
@@ -231,24 +241,24 @@ class Invariants:
         """An island's process is gone."""
         self._versions_seen.pop(island.address, None)
 
-    def island_failed(self, simulation: Simulation, island: Island, fail: Fail) -> None:
+    def island_failed(self, simulation: Run, island: Island, fail: Fail) -> None:
         """An island gave up: only a replaced process may, or one whose place a dead one's message took."""
         core = island.core
         newer = simulation.islands[island.plan.island_id] is not island
-        member = simulation.aggregator.core.run.members.get(core.island_id)
+        member = simulation.leaders[0].core.run.members.get(core.island_id)
         outranked = member is not None and member.incarnation > core.incarnation
         require(newer or outranked, 7, f"{island.address} gave up: {fail.reason}")
 
     # --- at the end -------------------------------------------------------------------------------------------
 
-    def at_end(self, simulation: Simulation) -> None:
+    def at_end(self, simulation: Run) -> None:
         """Checks what must hold when a run has ended and everybody is calm."""
         for leader in simulation.leaders.values():
             self._at_end(simulation, leader.core)
         if not self._sizes:  # between unlike batches a part of one may be left out
-            hold(2, self.dealing.passed_over(simulation.aggregator.core.run.data))
+            hold(2, self.dealing.passed_over(simulation.leaders[0].core.run.data))
 
-    def _at_end(self, simulation: Simulation, core: Aggregator) -> None:
+    def _at_end(self, simulation: Run, core: Aggregator) -> None:
         require(core.run.manifest is not None, 6, "nobody ever joined")
         # A flush may run out of patience where the pool for contributions is smaller than one round needs.
         gave_up = any(name == "run.flush_incomplete" for _, _, name, _ in simulation.trace)

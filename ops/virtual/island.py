@@ -1,4 +1,4 @@
-"""A process of an island in virtual time: the daemon's whole training of a task, on a simulated machine.
+"""A process of an island in virtual time: the daemon's training of a task on a simulated machine.
 
 What it decides is seen at its core. A rogue tampers with what its core says (:mod:`ops.faults.kinds`).
 """
@@ -40,7 +40,7 @@ class Leaves(Exception):
 
 
 class Watcher(Protocol):
-    """What an island asks of its run, and tells it."""
+    """The run of an island: its settings, and the observer of its decisions."""
 
     plan: SimulationPlan
     virtual: VirtualTime
@@ -185,7 +185,7 @@ class Island:
 
     @property
     def core(self) -> Any:
-        """That of its session; before there is one, a core that has done nothing."""
+        """Returns the core of its session, or a stand-in before there is one."""
         return self.session._core if self.session is not None else NOBODY
 
     @property
@@ -200,7 +200,7 @@ class Island:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all lives, likewise."""
+        """Tokens of all lives, as the training thread has them."""
         return int(self.session._exchange.position.tokens) if self.session is not None else 0
 
     def _begins(self, session: Any) -> None:

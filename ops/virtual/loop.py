@@ -297,7 +297,7 @@ class Process(asyncio.AbstractEventLoop):
             self.virtual.at(self._frozen_until_s, self._select)
 
     def _select(self) -> None:
-        """Begins a turn: what comes from here on is seen by whoever looks, and announced in the next one."""
+        """Begins a turn; what arrives from here on is announced in the next one."""
         if self.virtual.now_s < self._frozen_until_s:
             self.virtual.at(self._frozen_until_s, self._select)
             return
@@ -439,7 +439,7 @@ class Process(asyncio.AbstractEventLoop):
         return not self.alive
 
     def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
-        """It stays on the heap until its time."""
+        """Does nothing: a cancelled timer stays on the heap until its time."""
 
 
 def _looked_at(task: asyncio.Task[Any]) -> None:

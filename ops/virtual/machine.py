@@ -141,7 +141,7 @@ class SimBell:
 
 
 class SimNews:
-    """What a training thread with a baton waits for; as :class:`threading.Event`."""
+    """A flag for a training thread with a baton, like :class:`threading.Event`."""
 
     def __init__(self, machine: SimMachine) -> None:
         self._machine, self._is_set = machine, False

@@ -134,7 +134,7 @@ class Simulation:
 
     @property
     def aggregator(self) -> Station:
-        """Whoever led shard 0 last."""
+        """The last leader of shard 0."""
         return self.leaders[0]
 
     def run(self, limit_s: float) -> bool:
@@ -267,7 +267,7 @@ class Simulation:
         island.start()
 
     def _start_twin(self, plan: IslandPlan) -> None:
-        """Starts another process in the place of one that lives; of two that join at the same time either may stay."""
+        """Starts another process of an island that lives and has joined."""
         island = self.islands.get(plan.island_id)
         if island is not None and island.alive and island.core.joined:
             self.invariants.island_killed(island)
@@ -307,7 +307,7 @@ class Simulation:
     # --- crash points -----------------------------------------------------------------------------------------
 
     def dies_at(self, process: str, point: Point) -> bool:
-        """A process comes by a point; returns whether it dies there: whoever asks ends it by :class:`Killed`."""
+        """Returns whether a process dies at a point that it passes; its caller raises :class:`Killed`."""
         crash = self.passages.pass_by(process, point)
         if crash is None:
             return False
@@ -367,7 +367,7 @@ class Simulation:
         self.invariants.after_aggregator_event(station)
 
     def _keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
-        """Keeps a decision for whoever reads the story of a failed seed."""
+        """Keeps a decision for the story of a failed seed."""
         self.trace.append((round(now_s, 6), who, name, str(dict(fields))))
 
 

@@ -31,7 +31,7 @@ WRITES = 4
 
 
 class Watcher(Protocol):
-    """What a station asks of its run, and tells it."""
+    """The run of a station: its settings, and the observer of its decisions."""
 
     plan: SimulationPlan
     virtual: VirtualTime

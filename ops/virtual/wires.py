@@ -1,4 +1,4 @@
-"""The simulated network of a run: a host for each machine, links with what befalls them, and real brokers."""
+"""The simulated network of a run: a host for each machine, links with their faults, real brokers."""
 
 from __future__ import annotations
 

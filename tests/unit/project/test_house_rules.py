@@ -27,7 +27,6 @@ RIDDLE = re.compile(
 #: Rooms that still have some; no new one comes in.
 WITH_RIDDLES = {
     "broker": {"gateway", "process", "transport"},
-    "ops": {"virtual"},
 }
 
 
