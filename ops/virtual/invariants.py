@@ -34,10 +34,10 @@ class Run(Protocol):
     """All of a simulated run that the observer looks at."""
 
     plan: SimulationPlan
-    stations: Sequence[Station]
-    leaders: Mapping[int, Station]
-    islands: Mapping[str, Island]
-    trace: Sequence[tuple[float, str, str, str]]
+    stations: list[Station]
+    leaders: dict[int, Station]
+    islands: dict[str, Island]
+    trace: list[tuple[float, str, str, str]]
 
 
 #: Faults after which Redis knows less than it did.
