@@ -3,6 +3,7 @@
 import pytest
 
 from aggregator.interface.events import Finished, Merge, Stop
+from aggregator.rounds.ending import LINGER_S
 from broker.wire.messages import Fate, Leave, Outstanding, Phase, Reason
 from tests.aggregator_hand import Desk, notes, of, resolutions
 
@@ -39,6 +40,17 @@ def test_a_flush_asks_everybody_and_ends_when_all_is_accounted_for():
     said = made.offer("b", 4, 6)
     assert made.phase is Phase.ENDED
     assert notes(said, "run.ended") == [{"trained": 120, "merged": 120, "wasted": {}, "in_flight": 0}]
+
+
+def test_an_ended_run_stays_up_for_its_time_and_no_longer():
+    made = flushing("a")
+    made.now_s = 0.5
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    made.nothing("a")
+    assert made.phase is Phase.ENDED
+    assert not of(made.run_to(0.4 + LINGER_S), Finished)
+    assert of(made.run_to(0.6 + LINGER_S), Finished)
 
 
 def test_what_a_flush_round_did_not_bring_is_asked_for_again():

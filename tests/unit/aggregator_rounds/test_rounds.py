@@ -69,6 +69,22 @@ def test_a_round_below_its_quorum_closes_at_the_timeout_with_what_is_there():
     assert "timeout" in notes(made.run_to(5.1), "round.closed")[0]["reason"]
 
 
+def test_the_time_of_a_round_counts_from_its_opening_on_without_another_event():
+    made = desk("a", round_timeout_s=0.3)
+    made.now_s = 0.4
+    made.open_round("a", step=4)
+    assert notes(made.run_to(0.75), "round.cancelled")
+
+
+def test_a_round_does_not_wait_for_a_process_that_another_one_has_replaced():
+    made = desk("a", "b", quorum=2)
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    assert made.versions == (0,)
+    made.join("b")
+    assert made.versions == (1,)
+
+
 def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_again():
     made = desk("a", "b", quorum=1, dead_after_s=1000.0, share_takeover_s=0.0, round_timeout_s=30.0)
     for i in range(2):

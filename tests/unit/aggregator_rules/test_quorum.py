@@ -151,6 +151,7 @@ def test_the_grace_window_shrinks_by_what_quorum_and_publication_take():
     made = journeys()
     assert made.waits(1.0, 24).grace_s == 1.0  # gamma * tau * step
     made.quorum_met(0.4)
+    assert made.waits(1.0, 24).grace_s == pytest.approx(0.5 * (2.0 - 0.4))
     made.committed(opened_at_s=0.0, closed_at_s=0.5, now_s=1.1)
     assert made.waits(1.0, 24).grace_s == pytest.approx(0.5 * (2.0 - 0.4 - 0.6))
 
@@ -158,6 +159,7 @@ def test_the_grace_window_shrinks_by_what_quorum_and_publication_take():
 def test_the_wait_for_arrivals_is_their_ninetieth_percentile_and_a_step():
     made = journeys()
     made.opened(1, 0.0)
+    assert made.waits(0.25, 24).arrivals_s == 0.25
     for i in range(1, 11):
         made.arrived(1, i / 10)
     assert made.arrivals_p90_s() == 0.9
