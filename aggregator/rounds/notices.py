@@ -7,6 +7,7 @@ Rounds that are open, fragments that soon are, versions, and how fast the fleet 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from aggregator.interface.events import Received, Send
@@ -27,7 +28,6 @@ class Notices:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._untold: dict[str, None] = {}  # ids of islands that are yet to hear of an open round, in their order
-        self._some_waited = False  # the last time
         self._room, self._room_at_s = float(AT_ONCE), run.now_s  # how many could be told then
         self._due_in_s: dict[int, float] = {}
         self._due_asked_at_s = float("-inf")
@@ -66,13 +66,10 @@ class Notices:
         """Tells some of those that wait, once there is room for a portion of them."""
         if self._untold and self._room_now() >= min(PORTION, len(self._untold)):
             self._tell_some()
-        if self._untold:
-            missing = min(PORTION, len(self._untold)) - self._room
-            # One millisecond late rather than early, as with rounds.
-            self._run.deadlines.put("notices", self._room_at_s + missing / PER_S + 0.001)
-        elif self._some_waited:
-            self._run.deadlines.drop("notices")
-        self._some_waited = bool(self._untold)
+        missing = min(PORTION, len(self._untold)) - self._room
+        # One millisecond late rather than early, as with rounds.
+        again_at_s = self._room_at_s + missing / PER_S + 0.001 if self._untold else math.inf
+        self._run.deadlines.put("notices", again_at_s)
 
     def _tell_some(self) -> None:
         """Tells as many of those that wait as there is room for."""

@@ -1,4 +1,4 @@
-"""The run record: what of a run is in no commit, as it is written and restored. Pure."""
+"""The run record: all of a run that is in no commit, written, and read back into a run. Pure."""
 
 from __future__ import annotations
 

@@ -86,10 +86,7 @@ class Sharing:
         if self._save_at_s is not None and run.now_s >= self._save_at_s:
             self._saved_at_s, self._save_at_s = run.now_s, None
             run.save()
-        if self._save_at_s is None:
-            run.deadlines.drop("sharing")
-        else:
-            run.deadlines.put("sharing", self._save_at_s)
+        run.deadlines.put("sharing", math.inf if self._save_at_s is None else self._save_at_s)
 
     def note(self, moved: Iterable[Dealt]) -> None:
         """Notes the data that have moved."""
