@@ -3,8 +3,8 @@
 Pure. Decoding trusts nothing: sizes are checked before anything is allocated, every value against the annotation of its
 field (:mod:`broker.wire.schema`), and whatever is wrong ends in :class:`RemoteProtocolError`, never in another
 exception. :mod:`broker.wire.headers` checks the first frame before its values are read. Buffers
-are passed through as views of the received frames, so that a broker which decodes, routes and encodes again touches
-headers only. Whether their content is right is a question of its own, :func:`verify`, asked by those who read it.
+are passed through as views of the received frames, and what a broker passes on unchanged leaves it in the frames that
+it came in. Whether their content is right is a question of its own, :func:`verify`, asked by those who read it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.messages import KINDS, PROTOCOL_VERSION, Codec, Encoded, Envelope, Payload, Reason, kind_of
 from broker.wire.messages.scattered import pieces_of
 from broker.wire.number_formats import encoded_bytes
-from broker.wire.schema import MAX_DIMENSIONS, Record, Unfit, address, counter, identifier
+from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, Record, Unfit, address, counter, identifier
 
 _RECORDS: dict[str, Record] = {kind: Record(cls) for kind, cls in KINDS.items()}
 _CODECS = {str(codec): codec for codec in Codec}
@@ -32,18 +32,24 @@ _HEADER_KEYS = frozenset({"v", "kind", "run", "sender", "inc", "seq", "to", "bod
 _BULK_HEADER_KEYS = _HEADER_KEYS | {"buffers"}
 _BUFFER_KEYS = frozenset({"codec", "shape", "nbytes", "checksum"})
 _CHECKSUM_MAX = 2**64 - 1
+#: The keys that follow the body; the number at the end has the place of any other.
+_BUFFERS_KEY, _CHECKSUM_LAST = msgpack.packb("buffers"), msgpack.packb("checksum") + msgpack.packb(_CHECKSUM_MAX)
 
 
 def encode(envelope: Envelope) -> list[Buffer]:
     """Returns the frames of a message: the header, then the payload's buffers, uncopied.
 
-    The buffers are not copied and must not be written to until they have been sent.
+    The buffers are not copied and must not be written to until they have been sent. An envelope is encoded once, and
+    one that was decoded keeps the frames that it came in: a message that is passed on is not made again.
 
     Raises:
         LocalProtocolError: If a value does not fit its field; nothing that a peer would refuse leaves this process.
     """
+    if envelope.frames is not None:
+        return list(envelope.frames)
     kind = kind_of(envelope.message)
     frames: list[Buffer] = [b""]
+    entries: list[bytes] = []
     try:
         header: dict[str, Any] = {
             "v": PROTOCOL_VERSION,
@@ -56,14 +62,19 @@ def encode(envelope: Envelope) -> list[Buffer]:
             "body": _at("body", _RECORDS[kind].write, envelope.message),
         }
         if _RECORDS[kind].has_payload:
-            buffers = [_at(f"buffers[{i}]", _write_buffer, e) for i, e in enumerate(_payload(envelope.message))]
-            header["buffers"] = [entry for entry, _ in buffers]
-            frames += [data for _, data in buffers]
+            for encoded in _payload(envelope.message):
+                frames.append(_at(f"buffers[{len(entries)}]", _written, encoded))
+                entries.append(encoded.entry)
     except Unfit as unfit:
         got = reprlib.repr(unfit.got)  # ``repr`` alone could be megabytes
         raise LocalProtocolError(f"{kind}: {unfit.field} is {got}, must be {unfit.expected}") from unfit
-    header["checksum"] = _CHECKSUM_MAX  # the last key; this number has the place of any other
-    frames[0] = headers.seal(msgpack.packb(header))
+    # One map, of parts that are packed by themselves: its first byte says how many keys follow.
+    packed, tail = msgpack.packb(header), _CHECKSUM_LAST
+    if _RECORDS[kind].has_payload:
+        tail = _BUFFERS_KEY + msgpack.Packer().pack_array_header(len(entries)) + b"".join(entries) + tail
+    keys = packed[0] + (2 if _RECORDS[kind].has_payload else 1)
+    frames[0] = headers.seal(bytes([keys]) + packed[1:] + tail)
+    object.__setattr__(envelope, "frames", tuple(frames))
     return frames
 
 
@@ -73,18 +84,21 @@ def _payload(message: Any) -> tuple[Any, ...]:
     return message.payload
 
 
-def _write_buffer(encoded: Any) -> tuple[dict[str, Any], Buffer]:
+def _written(encoded: Any) -> Buffer:
+    """Returns the frame of a buffer; its entry in the header is packed then."""
     if type(encoded) is not Encoded:
         raise Unfit(encoded, "Encoded")
     view = headers.view(encoded.data)
-    entry = {
-        "codec": str(encoded.codec),
-        "shape": list(encoded.shape),
-        "nbytes": view.nbytes,
-        "checksum": encoded.checksum,
-    }
-    _read_buffer(entry, view)  # the receiver's checks
-    return entry, view
+    if not encoded.entry:
+        entry = {
+            "codec": str(encoded.codec),
+            "shape": list(encoded.shape),
+            "nbytes": view.nbytes,
+            "checksum": encoded.checksum,
+        }
+        _read_buffer(entry, view)  # the receiver's checks
+        object.__setattr__(encoded, "entry", msgpack.packb(entry))
+    return view
 
 
 def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Envelope:
@@ -120,7 +134,7 @@ def _decode(header: dict[str, Any], frames: Sequence[Buffer]) -> Envelope:
         raise Unfit(len(frames) - 1, f"0 for {kind}", at="number of buffers")
     payload = {"payload": _read_buffers(header["buffers"], frames[1:])} if records.has_payload else {}
     message = _at("body", records.read, header["body"], **payload)
-    return Envelope(
+    envelope = Envelope(
         run_id=_at("run", identifier, header["run"]),
         sender=_at("sender", address, header["sender"]),
         incarnation=_at("inc", counter, header["inc"]),
@@ -128,6 +142,8 @@ def _decode(header: dict[str, Any], frames: Sequence[Buffer]) -> Envelope:
         to=_at("to", address, header["to"]),
         message=message,
     )
+    object.__setattr__(envelope, "frames", tuple(frames))
+    return envelope
 
 
 def _read_buffers(entries: Any, frames: Sequence[Buffer]) -> tuple[Encoded, ...]:
@@ -135,10 +151,14 @@ def _read_buffers(entries: Any, frames: Sequence[Buffer]) -> tuple[Encoded, ...]
         raise Unfit(entries, "an array", at="buffers")
     if len(entries) != len(frames):
         raise Unfit(len(frames), f"{len(entries)}, as in the header", at="number of buffers")
-    return tuple(
-        _at(f"buffers[{index}]", _read_buffer, entry, frame)
-        for index, (entry, frame) in enumerate(zip(entries, frames, strict=True))
-    )
+    found: list[Encoded] = []
+    try:
+        for entry, frame in zip(entries, frames, strict=True):
+            found.append(_read_buffer(entry, frame))
+    except Unfit as unfit:
+        unfit.path.append(f"buffers[{len(found)}]")
+        raise
+    return tuple(found)
 
 
 def _read_buffer(entry: Any, frame: Buffer) -> Encoded:
@@ -151,7 +171,8 @@ def _read_buffer(entry: Any, frame: Buffer) -> Encoded:
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
         raise Unfit(shape, f"an array of at most {MAX_DIMENSIONS} integers", at="shape")
     for dimension in shape:
-        _at("shape", counter, dimension)
+        if type(dimension) is not int or not 0 <= dimension <= INT_MAX:
+            raise Unfit(dimension, "an integer from 0 to 2**63 - 1", at="shape")
     checksum = entry["checksum"]
     if type(checksum) is not int or not 0 <= checksum <= _CHECKSUM_MAX:
         raise Unfit(checksum, "an integer from 0 to 2**64 - 1", at="checksum")

@@ -53,6 +53,8 @@ class Codec(StrEnum):
 
 
 _BITS: Final = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8, Codec.INT4: 4}
+#: Bits of an element, and bytes of a block's scale.
+_SIZES: Final = {codec: (bits, SCALE_BYTES if codec.blockwise else 0) for codec, bits in _BITS.items()}
 
 
 def encoded_bytes(codec: Codec, elements: int) -> int:
@@ -61,8 +63,8 @@ def encoded_bytes(codec: Codec, elements: int) -> int:
     Exact for whatever is asked, in integers that do not overflow: a length that a stranger claims is compared with it
     before anything is allocated. Each tensor is encoded by itself, so the bytes of several are the sum of theirs.
     """
-    scales = block_count(elements) * SCALE_BYTES if codec.blockwise else 0
-    return scales + -(-elements * _BITS[codec] // 8)
+    bits, scale_bytes = _SIZES[codec]
+    return scale_bytes * block_count(elements) + -(-elements * bits // 8)
 
 
 def block_count(elements: int) -> int:

@@ -11,7 +11,8 @@ the codec derives its strict checks from the annotations. ``payload`` fields tra
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from broker.wire.messages.membership import (
     AskDonor,
@@ -154,6 +155,8 @@ class Envelope:
         incarnation: 0 for all but islands.
         sequence: Grows by one with each message of a sender's life; named in refusals.
         to: As ``sender``.
+        frames: The message on the wire, once it was encoded or as it was received; one that is passed on goes as it
+            came. ``dataclasses.replace`` does not copy it.
     """
 
     run_id: str
@@ -162,3 +165,4 @@ class Envelope:
     sequence: int
     to: str
     message: Message
+    frames: tuple[Any, ...] | None = field(default=None, init=False, repr=False, compare=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -111,6 +111,8 @@ class Encoded:
     shape: tuple[int, ...]
     checksum: int  # xxh3_64 of ``data``, unsigned
     data: Any  # bytes-like, often a view of a received frame; never copied on the way through the broker
+    #: Its entry in a header, once it was checked and packed: a version goes to every island with the same ones.
+    entry: bytes = field(default=b"", init=False, repr=False, compare=False)
 
 
 #: One entry per tensor of the fragment, in manifest order. In virtual time it is whatever the driver merges.

@@ -1,5 +1,6 @@
 """The codec: every message survives the wire, and no input whatever raises anything but RemoteProtocolError."""
 
+import dataclasses
 import math
 import os
 
@@ -53,6 +54,20 @@ def test_payload_buffers_are_passed_through_without_a_copy():
     assert received.message.payload[0].data.obj is data
     assert forwarded[1].obj is data
     assert bytes(forwarded[0]) == bytes(frames[0])
+
+
+def test_what_is_passed_on_goes_as_it_came_and_what_is_changed_is_encoded_anew():
+    backwards = packed(dict(reversed(raw().items())))  # a peer of another language may order its keys so
+    received = decode([backwards])
+    assert bytes(encode(received)[0]) == backwards
+    assert bytes(encode(dataclasses.replace(received))[0]) == packed(raw())
+    sent = envelope(buffer_of(data=np.zeros(1, np.float32)))
+    first = encode(sent)
+    assert encode(sent)[0] is first[0]
+    other = encode(dataclasses.replace(sent, sequence=99))
+    assert decode(other) == dataclasses.replace(sent, sequence=99)
+    with pytest.raises(LocalProtocolError, match="seq"):
+        encode(dataclasses.replace(sent, sequence=-1))
 
 
 @pytest.mark.parametrize(
