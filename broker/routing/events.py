@@ -23,7 +23,7 @@ class RelayConfig:
     max_peers: int = 10_000  # senders known at a time; further ones are refused
     forget_after_s: float = 60.0  # a peer not heard for this long is forgotten
     leader_silent_s: float = 6.0  # an aggregator not heard for this long no longer leads
-    retry_s: float = 0.002  # pause before queued messages are sent to an aggregator again
+    retry_s: float = 0.002  # pause between two bursts of what waited for an aggregator
     release: str = ""  # version of the package, for probes; empty: not known
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ Whatever an island hands over is, at any time, with the aggregator, in the broke
 import random
 from collections import Counter, defaultdict
 
+from broker.routing.deliveries import ROOM_S
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, Channel
 from tests.aggregator_hand import beat
@@ -151,7 +152,7 @@ def test_nothing_vanishes_in_long_conversations():
         arrived, refused = arrived + world.arrived.total(), refused + world.refused.total()
         # Once the aggregator is there and takes everything, nothing waits any more.
         world.attach(world.epoch, [])
-        world.silence(0.1)
+        world.silence(ROOM_S)
         world.attach(world.epoch, [])
         world.check()
         assert not +world.waiting
