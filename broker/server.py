@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
-import functools
 import signal
 import socket
 from collections import deque
@@ -199,8 +198,7 @@ class _Broker:
         self._waiting_for: set[bytes] = set()  # bulk connections that are tried again in a moment
         self._woken = asyncio.Event()  # the relay's next deadline may have changed
         self._waiting_until_s: float | None = None
-        put = functools.partial(self._hand_over, Channel.BULK)
-        self._flows = Flows(put, self._limits[Channel.BULK], partial_room_bytes(memory))
+        self._flows = Flows(self._limits[Channel.BULK], partial_room_bytes(memory))
         self.gate = Gate(context, config.key, self._handle, self._ended)
 
     # --- sockets ---
@@ -364,9 +362,8 @@ class _Broker:
 
     def _send(self, send: Send, now_s: float) -> Sequence[RelayEvent]:
         if send.channel is Channel.BULK:
-            events = self._flows.send(send, now_s)
-            self._try_again(send.peer)
-            return events
+            failed = self._flows.send(send)
+            return self._carry(send.peer, now_s) if failed is None else (failed,)
         outcome = self._hand_over(Channel.CONTROL, send.peer, encode(send.envelope))
         if outcome is Put.TAKEN:
             return ()
@@ -391,14 +388,19 @@ class _Broker:
 
     def _go_on(self, peer: bytes) -> None:
         """Sends what may go over a bulk connection; tells the relay what has become of it."""
-        for event in self._flows.go_on(peer, self._clock()):
+        for event in self._carry(peer, self._clock()):
             self._handle(event)
-        self._try_again(self._flows.first_of(peer))
 
-    def _try_again(self, peer: bytes) -> None:
-        if peer in self._flows.full and peer not in self._waiting_for:
-            self._waiting_for.add(peer)
-            asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._retry, peer)
+    def _carry(self, peer: bytes, now_s: float) -> Sequence[RelayEvent]:
+        """Hands over what may go of a flow, by any of its connections; returns what the relay is to hear."""
+        first = self._flows.begin(peer)
+        while (going := self._flows.next(first)) is not None:
+            route, step = going
+            self._flows.sent(first, step, self._hand_over(Channel.BULK, route, step.frames), now_s)
+        if first in self._flows.full and first not in self._waiting_for:
+            self._waiting_for.add(first)
+            asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._retry, first)
+        return self._flows.outcome(first)
 
     def _retry(self, peer: bytes) -> None:
         self._waiting_for.discard(peer)

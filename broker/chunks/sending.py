@@ -53,7 +53,7 @@ class Transfer:
 class Next(NamedTuple):
     """The frames to hand to a connection now; once it has taken them, call :meth:`Outflow.sent`."""
 
-    transfer: Transfer
+    transfer: Transfer | None  #: None: they are no part of a message
     frames: list[Buffer]
     nbytes: int  #: of the message
     chunked: bool
@@ -172,6 +172,7 @@ class Outflow:
     def sent(self, step: Next, now_s: float) -> None:
         """Notes that the connection has taken what :meth:`next` returned last."""
         transfer = step.transfer
+        assert transfer is not None
         transfer.sent_bytes += step.nbytes
         if step.chunked:
             transfer.number, transfer.frame, transfer.at = self._number_of(transfer), step.frame, step.at

@@ -1,28 +1,27 @@
-"""The bulk connections of a broker: sends messages in chunks, takes in chunks. Pure but for ``put``.
+"""The bulk connections of a broker: sends messages in chunks, takes in chunks. Pure.
 
 A connection has an entry here from its first large message on. What is put into it waits for the credit of the other
 end, a few messages at most; beyond that the relay keeps them (:class:`~broker.routing.events.Blocked`), and hears when
 there is room again.
 
-Several connections may carry the chunks of one flow. The first stands for it, under a number that its client has drawn;
-one that names the number later, and came under the same key, belongs to it. For everybody else they are one, the first
-of them, and they end together.
+Several connections may carry the chunks of one flow (:mod:`broker.chunks.bonding`). For everybody else they are one,
+the first of them, and they end together.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
 
 from broker.base.errors import RemoteProtocolError
 from broker.chunks import chunk_heads
+from broker.chunks.bonding import Bonds
+from broker.chunks.flow import Flow
 from broker.chunks.partial_messages import PartialMessages, key_for
-from broker.chunks.receiving import Inflow, Refused
-from broker.chunks.sending import Outflow, is_urgent
-from broker.chunks.subflow import MOST_SUBFLOWS
+from broker.chunks.receiving import Refused
+from broker.chunks.sending import Next, is_urgent
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
 from broker.wire.frames import encode
 from broker.wire.headers import Buffer, Limits
@@ -46,82 +45,38 @@ class Put(Enum):
     GONE = auto()  #: there is no such connection
 
 
-@dataclass(slots=True)
-class _Flow:
-    incoming: Inflow
-    out: Outflow = field(default_factory=Outflow)
+@dataclass(slots=True, eq=False)
+class _Client:
+    """A client's flow, and what the broker knows of it."""
+
+    flow: Flow
     key: str = ""  # the public key that it came under
     heard_s: float = 0.0  # its latest chunk
     counted_bytes: int = 0  # what is here of its message that is not whole, as counted for all flows
     given_up: bool = False  # that message was; the connection is to be ended, so that it is sent again
     blocked: bool = False  # the relay waits for room
-    owes_credit: set[int] = field(default_factory=set)  # by subflow
-    owed: list[tuple[int, bytes]] = field(default_factory=list)  # answers, by subflow: of others that of a bond alone
-
-
-class Bonds:
-    """The flows of several connections, by routing id of the first."""
-
-    def __init__(self) -> None:
-        self._firsts: dict[tuple[str, int], bytes] = {}  # by key and number
-        self._names: dict[bytes, tuple[str, int]] = {}  # the other way round
-        self._others: dict[bytes, dict[int, bytes]] = {}  # by first and subflow
-        self._part_of: dict[bytes, tuple[bytes, int]] = {}  # by other
-
-    def place_of(self, peer: bytes) -> tuple[bytes, int]:
-        """Returns the first connection of a flow, and which of its connections this one is; 0 is the first."""
-        return self._part_of.get(peer, (peer, 0))
-
-    def route(self, first: bytes, subflow: int) -> bytes:
-        """Returns a connection of a flow."""
-        return self._others[first][subflow] if subflow else first
-
-    def bind(self, peer: bytes, bond: chunk_heads.Bond, key: str) -> bool:
-        """Handles a connection's introduction, under a public key; returns whether it is accepted."""
-        name = key, bond.nonce
-        if bond.subflow == 0:
-            if name in self._firsts or peer in self._names or peer in self._part_of:
-                return False
-            self._firsts[name], self._names[peer], self._others[peer] = peer, name, {}
-            return True
-        first = self._firsts.get(name)
-        if first is None or peer in self._names or peer in self._part_of:
-            return False
-        if bond.subflow >= MOST_SUBFLOWS or bond.subflow in self._others[first]:
-            return False
-        self._others[first][bond.subflow] = peer
-        self._part_of[peer] = first, bond.subflow
-        return True
-
-    def end(self, first: bytes) -> list[bytes]:
-        """Forgets a flow; returns its connections, the first among them."""
-        name = self._names.pop(first, None)
-        if name is not None:
-            del self._firsts[name]
-        others = list(self._others.pop(first, {}).values())
-        for each in others:
-            del self._part_of[each]
-        return [first, *others]
 
 
 class Flows:
     """All bulk connections, by routing id.
 
+    After :meth:`take` or :meth:`send`, and again for those in ``full``, the shell calls :meth:`begin`, hands over what
+    :meth:`next` returns until that is None, and asks for the :meth:`outcome`.
+
     Args:
-        put: Hands frames to a connection.
         limits: Of what comes.
         most_bytes: Of all messages that are not whole, or 0: what the largest takes. Beyond that, what connections have
             left that ended is forgotten, and then the message that has been silent the longest.
 
     Attributes:
-        full: Connections that took nothing: to be tried again with :meth:`go_on` in a moment.
+        full: By first connection of a flow, its subflows that took nothing: to be tried again in a moment.
     """
 
-    def __init__(self, put: Callable[[bytes, Sequence[Buffer]], Put], limits: Limits, most_bytes: int = 0) -> None:
-        self._put, self._limits = put, limits
+    def __init__(self, limits: Limits, most_bytes: int = 0) -> None:
+        self._limits = limits
         self._most_bytes = max(most_bytes, limits.max_message_bytes)
         self._partial_bytes = self._kept_bytes = 0
-        self._flows: dict[bytes, _Flow] = {}
+        self._clients: dict[bytes, _Client] = {}  # by first connection
         self._bonds = Bonds()
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
         self._overtaken: Counter[int] = Counter()  # descriptors that others have, while an end is yet to be told
@@ -129,7 +84,7 @@ class Flows:
         self._kept: dict[str, PartialMessages] = {}  # by public key
         self._begun: dict[int, None] = {}  # payloads that connections which ended have sent in part, the latest last
         self._untold: list[Unreachable] = []  # what the relay is yet to hear
-        self.full: set[bytes] = set()
+        self.full: dict[bytes, set[int]] = {}
 
     def first_of(self, peer: bytes) -> bytes:
         """Returns the connection that stands for a flow, by any of its connections."""
@@ -138,12 +93,12 @@ class Flows:
     def take(
         self, peer: bytes, fd: int | None, frames: list[Buffer], now_s: float, key: str = ""
     ) -> list[list[Buffer] | Refused]:
-        """Handles frames from a connection, under a public key; call :meth:`go_on` after it.
+        """Handles frames from a connection, under a public key.
 
         Returns:
             The messages that are whole now, and why something is not taken in.
         """
-        first = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
+        first = memoryview(frames[0]) if frames else memoryview(b"")
         chunked = chunk_heads.is_head(first)
         if peer in self._gone:  # what was still to be read of a connection when its end was told
             return [] if chunked else [frames]
@@ -162,54 +117,45 @@ class Flows:
             self._bind(peer, head, key)
             return []
         main, subflow = self._bonds.place_of(peer)
-        flow = self._of(main)
-        flow.key = key
-        match head:
-            case chunk_heads.Credit():
-                flow.out.credited(head, now_s, subflow)
-            case chunk_heads.Resume():
-                flow.out.resume(head)
-            case chunk_heads.Ask() | chunk_heads.Chunk():
-                flow.owes_credit.add(subflow)
-                kept = self._kept.get(key)
-                before = kept.nbytes if kept is not None else 0
-                answers, found = flow.incoming.take_in(head, frames[1:], kept, subflow)
-                self._kept_bytes += kept.nbytes - before if kept is not None else 0
-                flow.owed += [(0, each) for each in answers]
-                self._count(flow, now_s)
-                return found
-        return []
+        client, kept = self._of(main), self._kept.get(key)
+        client.key = key
+        before = kept.nbytes if kept is not None else 0
+        found = client.flow.take_in(head, frames[1:], kept, now_s, subflow)
+        self._kept_bytes += kept.nbytes - before if kept is not None else 0
+        if isinstance(head, chunk_heads.Ask | chunk_heads.Chunk):
+            self._count(client, now_s)
+        return found
 
     def _bind(self, peer: bytes, bond: chunk_heads.Bond, key: str) -> None:
         """A connection says that it is one of several; it is told so where it is from now on."""
-        has_carried = bond.subflow > 0 and peer in self._flows  # a flow of its own, which would be left behind
+        has_carried = bond.subflow > 0 and peer in self._clients  # a flow of its own, which would be left behind
         if has_carried or not self._bonds.bind(peer, bond, key):
             return
-        flow = self._of(self.first_of(peer))
+        flow = self._of(self.first_of(peer)).flow
         if bond.subflow:
             flow.incoming.spread(bond.subflow)
-        flow.owed.append((bond.subflow, chunk_heads.packed(bond)))
+        flow.answer(bond.subflow, chunk_heads.packed(bond))
 
     @property
     def partial_bytes(self) -> int:
         """Bytes of messages that are not whole, also of those that connections have left which ended."""
         return self._partial_bytes + self._kept_bytes
 
-    def _count(self, flow: _Flow, now_s: float) -> None:
+    def _count(self, client: _Client, now_s: float) -> None:
         """Counts bytes from a connection, and frees memory if they are too many."""
-        flow.heard_s = now_s
-        self._recount(flow, flow.incoming.partial_bytes)
+        client.heard_s = now_s
+        self._recount(client, client.flow.incoming.partial_bytes)
         if self.partial_bytes > self._most_bytes:
             self._kept, self._kept_bytes = {}, 0
         while self._partial_bytes > self._most_bytes:
-            silent = min((each for each in self._flows.values() if each.counted_bytes), key=lambda each: each.heard_s)
-            silent.incoming.give_up()
+            silent = min((each for each in self._clients.values() if each.counted_bytes), key=lambda each: each.heard_s)
+            silent.flow.incoming.give_up()
             silent.given_up = True
             self._recount(silent, 0)
 
-    def _recount(self, flow: _Flow, nbytes: int) -> None:
-        self._partial_bytes += nbytes - flow.counted_bytes
-        flow.counted_bytes = nbytes
+    def _recount(self, client: _Client, nbytes: int) -> None:
+        self._partial_bytes += nbytes - client.counted_bytes
+        client.counted_bytes = nbytes
 
     def ended(self, fd: int, now_s: float) -> list[Unreachable]:
         """Handles the end of a connection: messages under way are lost; received chunks stay for the next one."""
@@ -219,53 +165,52 @@ class Flows:
         peer = self._behind.pop(fd, None)
         return [] if peer is None or peer in self._gone else self._lost(peer, now_s)
 
-    def send(self, send: Send, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
-        """Queues a message and sends what credit allows; returns the outcomes of messages."""
+    def send(self, send: Send) -> Blocked | Unreachable | None:
+        """Queues a message; returns what has become of it if it cannot be."""
         if send.peer in self._gone:
-            return [_failed(Unreachable, send)]
-        flow, urgent = self._of(send.peer), is_urgent(send.envelope.message)
-        if len(flow.out) >= (2 * MOST_WAITING if urgent else MOST_WAITING):
-            flow.blocked = True
-            return [_failed(Blocked, send)]
+            return _failed(Unreachable, send)
+        client, urgent = self._of(send.peer), is_urgent(send.envelope.message)
+        if len(client.flow.out) >= (2 * MOST_WAITING if urgent else MOST_WAITING):
+            client.blocked = True
+            return _failed(Blocked, send)
         key = key_for(send.envelope.message, send.size_bytes)
-        flow.out.put(encode(send.envelope), send, urgent=urgent, key=key, asks=key in self._begun)
-        return self.go_on(send.peer, now_s)
+        client.flow.out.put(encode(send.envelope), send, urgent=urgent, key=key, asks=key in self._begun)
+        return None
 
-    def go_on(self, peer: bytes, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
-        """Sends a flow's credit, then its messages, as far as they may go; returns the events that result."""
-        peer = self.first_of(peer)
-        flow = self._flows.get(peer)
-        self.full.discard(peer)
+    def begin(self, peer: bytes) -> bytes:
+        """Returns the first connection of a flow, of which all connections are tried again now."""
+        first = self._bonds.place_of(peer)[0]
+        self.full.pop(first, None)
+        return first
+
+    def next(self, first: bytes) -> tuple[bytes, Next] | None:
+        """Returns what may go of a flow now, and over which connection; None if nothing may."""
+        client = self._clients.get(first)
+        step = None if client is None else client.flow.next(self.full.get(first, ()))
+        return None if step is None else (self._bonds.route(first, step.subflow), step)
+
+    def sent(self, first: bytes, step: Next, put: Put, now_s: float) -> None:
+        """Notes what has become of what :meth:`next` returned last."""
+        client = self._clients[first]
+        if put is Put.FULL:
+            self.full.setdefault(first, set()).add(step.subflow)
+        elif put is Put.GONE and step.transfer is not None:
+            self._untold += self._lost(first, now_s)
+        else:
+            client.flow.sent(step, now_s)
+
+    def outcome(self, first: bytes) -> list[Blocked | Unreachable | Delivered | Room]:
+        """Returns what has become of messages of a flow, and whether it takes more."""
         events: list[Blocked | Unreachable | Delivered | Room] = [*self._untold]
         self._untold = []
-        if flow is None:
+        client = self._clients.get(first)
+        if client is None:
             return events
-        while flow.owed:
-            subflow, answer = flow.owed[0]
-            if self._put(self._bonds.route(peer, subflow), [answer]) is Put.FULL:
-                break
-            del flow.owed[0]
-            if subflow:  # it knows now that chunks may come over it
-                flow.out.spread(subflow)
-        for subflow in tuple(flow.owes_credit):
-            credit = chunk_heads.packed(flow.incoming.credit(subflow))
-            if self._put(self._bonds.route(peer, subflow), [credit]) is not Put.FULL:
-                flow.owes_credit.discard(subflow)
-        while (step := flow.out.next()) is not None:
-            outcome = self._put(self._bonds.route(peer, step.subflow), step.frames)
-            if outcome is Put.GONE:
-                return [*events, *self._lost(peer, now_s)]
-            if outcome is Put.FULL:
-                self.full.add(peer)
-                break
-            flow.out.sent(step, now_s)
-        if flow.owes_credit or flow.owed:
-            self.full.add(peer)
-        sent = [each.what for each in flow.out.delivered() if isinstance(each.what, Send)]
-        events += [Delivered(channel=Channel.BULK, peer=peer, envelope=each.envelope) for each in sent]
-        if flow.blocked and len(flow.out) < MOST_WAITING:
-            flow.blocked = False
-            events.append(Room(channel=Channel.BULK, peer=peer))
+        sent = [each.what for each in client.flow.out.delivered() if isinstance(each.what, Send)]
+        events += [Delivered(channel=Channel.BULK, peer=first, envelope=each.envelope) for each in sent]
+        if client.blocked and len(client.flow.out) < MOST_WAITING:
+            client.blocked = False
+            events.append(Room(channel=Channel.BULK, peer=first))
         return events
 
     def stalled(self, now_s: float) -> list[int]:
@@ -277,34 +222,36 @@ class Flows:
         return [fd for fd, peer in self._behind.items() if peer in self._gone or self._stalls(peer, now_s)]
 
     def _stalls(self, peer: bytes, now_s: float) -> bool:
-        flow = self._flows.get(self.first_of(peer))
-        if flow is None:
+        client = self._clients.get(self.first_of(peer))
+        if client is None:
             return False
-        return flow.given_up or flow.incoming.broken or flow.out.silent_s(now_s) > flow.out.patience_s
+        flow = client.flow
+        return client.given_up or flow.incoming.broken or flow.out.silent_s(now_s) > flow.out.patience_s
 
-    def _of(self, peer: bytes) -> _Flow:
-        flow = self._flows.get(peer)
-        if flow is None:
-            flow = self._flows[peer] = _Flow(Inflow(self._limits, None))
-        return flow
+    def _of(self, peer: bytes) -> _Client:
+        client = self._clients.get(peer)
+        if client is None:
+            client = self._clients[peer] = _Client(Flow(self._limits, None))
+        return client
 
     def _lost(self, peer: bytes, now_s: float) -> list[Unreachable]:
         peer = self.first_of(peer)
-        flow = self._flows.pop(peer, None)
-        self.full.discard(peer)
+        client = self._clients.pop(peer, None)
+        self.full.pop(peer, None)
         self._gone.update(dict.fromkeys(self._bonds.end(peer)))
         while len(self._gone) > MOST_GONE:
             del self._gone[next(iter(self._gone))]
-        if flow is None:
+        if client is None:
             return []
-        self._recount(flow, 0)
+        flow = client.flow
+        self._recount(client, 0)
         for key in flow.out.cut_off():
             self._begun[key] = None
         while len(self._begun) > MOST_BEGUN:
             del self._begun[next(iter(self._begun))]
         cut_off = flow.incoming.cut_off()
         if cut_off is not None:
-            kept = self._kept.setdefault(flow.key, PartialMessages(self._limits.max_message_bytes))
+            kept = self._kept.setdefault(client.key, PartialMessages(self._limits.max_message_bytes))
             before = kept.nbytes
             kept.keep(*cut_off, now_s)
             self._kept_bytes += kept.nbytes - before

@@ -20,24 +20,25 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import zmq
 
 from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
 from broker.chunks.partial_messages import key_for
 from broker.chunks.receiving import Refused
-from broker.chunks.sending import is_urgent
+from broker.chunks.sending import Transfer, is_urgent
 from broker.process import clocks, logs
 from broker.routing.resending import Carried
 from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
-from broker.transport.line import Dial, Line, Polls
+from broker.transport.line import Dial, Line
 from broker.transport.sockets import IN_A_ROW, Context
 from broker.wire.addresses import channel_address
 from broker.wire.frames import Origin, Unreadable, decode, encode, peek
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.messages import Channel, Envelope, kind_of
+from broker.wire.messages.scattered import nbytes_of
 
 log = logs.get(__name__)
 
@@ -123,8 +124,9 @@ class Endpoint:
         self._others_of = 0  # of the connection with this number
         self._connections = connections
         self._looks = 0  # for messages
-        self._polls = Polls(context)
-        self._chunked = Chunked(self._put, limits, connections - 1) if channel is Channel.BULK else None
+        self._polls: set[asyncio.Future[Any]] = set()  # of tasks that wait for the sockets
+        self._chunked = Chunked(limits, connections - 1) if channel is Channel.BULK else None
+        self._full = False  # a bulk connection took nothing: to be tried again in a moment
 
     async def __aenter__(self) -> Self:
         """Opens the socket and starts connecting; raises ConfigError if ZeroMQ does not take the address."""
@@ -156,29 +158,27 @@ class Endpoint:
         """
         deadline_s = clocks.monotonic() + timeout_s
         while self._line is not None:
-            self._look_after_line()
-            left_s = deadline_s - clocks.monotonic()
-            if self._line.stands != stands or left_s <= 0:
-                return self._line.stands
+            connection, left_s = self._look(), deadline_s - clocks.monotonic()
+            if bool(connection) != stands or left_s <= 0:
+                return bool(connection)
             await self._line.changed(left_s)
         return False
 
     @property
     def connection(self) -> int:
         """The number of the connection that stands, from 1; 0 for none."""
-        self._look_after_line()
-        return self._line.connection if self._line is not None else 0
+        return self._look()
 
     @property
     def reached(self) -> bool:
         """Whether anything at the address takes connections, be it in vain: another protocol, or no such key."""
-        self._look_after_line()
+        self._look()
         return self._line is not None and self._line.reached
 
     @property
     def carried(self) -> Carried | None:
         """Returns what the bulk connection has carried; None without one."""
-        connection = self.connection
+        connection = self._look()
         return self._chunked.carried(connection) if connection and self._chunked is not None else None
 
     def renew(self) -> None:
@@ -203,7 +203,7 @@ class Endpoint:
         if envelope.message.channel is not self.channel:
             raise LocalProtocolError(f"{kind} belongs on the {envelope.message.channel} channel, not on {self.channel}")
         frames = encode(envelope)
-        nbytes = sum(memoryview(frame).nbytes for frame in frames)
+        nbytes = sum(map(nbytes_of, frames))
         if len(frames[0]) > self._limits.max_header_bytes:
             most = f"{len(frames[0])} bytes of header, at most {self._limits.max_header_bytes} are taken"
             raise LocalProtocolError(f"{kind} has {most}: a model of fewer tensors has shorter ones")
@@ -211,43 +211,54 @@ class Endpoint:
             cure = f"raise max_message_bytes to {nbytes} at every broker, aggregator and island"
             raise LocalProtocolError(f"{kind} has {nbytes} bytes, which every peer would refuse: {cure}")
         deadline_s = clocks.monotonic() + self._wait_s
-        while not (self.connection if over is None else self.connection == over):
+        while not (self._look() if over is None else self._look() == over):
             left_s = deadline_s - clocks.monotonic()
             if left_s <= 0 or over is not None:
                 return False
             await self.line(False, left_s)
         if self._chunked is None:
             return self._put(frames)
-        return await self._send_in_chunks(self._chunked, envelope, frames, nbytes, deadline_s)
+        urgent, key = is_urgent(envelope.message), key_for(envelope.message, nbytes)
+        return await self._send_in_chunks(
+            self._chunked, self._chunked.put(frames, urgent=urgent, key=key), self._look(), deadline_s
+        )
 
-    async def _send_in_chunks(
-        self, chunked: Chunked, envelope: Envelope, frames: Sequence[Buffer], nbytes: int, deadline_s: float
-    ) -> bool:
-        """Returns whether all of a message has gone over the connection that stands now."""
-        connection, key = self.connection, key_for(envelope.message, nbytes)
-        urgent = is_urgent(envelope.message)
-        transfer = chunked.put(frames, connection, clocks.monotonic(), urgent=urgent, key=key)
+    async def _send_in_chunks(self, chunked: Chunked, transfer: Transfer, connection: int, deadline_s: float) -> bool:
+        """Returns whether all of a message has gone over the connection of this number."""
+        self._send_on(chunked)
         while not transfer.done:
-            left_s = deadline_s - clocks.monotonic()
-            if self.connection != connection or (left_s <= 0 and chunked.withdraw(transfer)):
+            now_s = clocks.monotonic()
+            if self._look() != connection or (now_s >= deadline_s and chunked.flow.out.withdraw(transfer)):
                 return False
-            if chunked.stalled(clocks.monotonic()):
+            if chunked.stalled(now_s):
                 self.renew()
                 return False
-            if chunked.full or not chunked.has_room:
+            if self._full or not chunked.has_room:
                 await asyncio.sleep(TRY_AGAIN_S)
             else:
                 await self._poll(LOOK_S)
             self._take_in(chunked)
         return True
 
+    def _send_on(self, chunked: Chunked) -> None:
+        """Hands over what may go in chunks: answers, credit, messages."""
+        now_s, full = clocks.monotonic(), set[int]()
+        # Asked each time: what belongs to one connection must not go over the next.
+        while self._look() and (step := chunked.flow.next(full)) is not None:
+            if self._put(step.frames, step.subflow):
+                chunked.flow.sent(step, now_s)
+            else:
+                full.add(step.subflow)
+        self._full = bool(full)
+
     def _put(self, frames: Sequence[Buffer], subflow: int = 0) -> bool:
-        """Hands frames to a connection that stands, now; returns whether it took them."""
-        self._look_after_line()
+        """Hands frames to a connection that stood just now; returns whether it took them."""
         line = self._others.get(subflow) if subflow else self._open_line
         if line is None or not line.put(frames):
             return False
-        self.traffic.bytes_up += sum(memoryview(frame).nbytes for frame in frames)
+        self.traffic.bytes_up += sum(map(nbytes_of, frames))
+        if self._polls and line.readable:  # the send may have taken in what was announced to them
+            self._look_again()
         return True
 
     async def recv(self, timeout_s: float) -> Envelope | None:
@@ -264,50 +275,54 @@ class Endpoint:
             self._looks += 1
             if self._looks % IN_A_ROW[self.channel] == 0:
                 await asyncio.sleep(0)
-                self._look_after_line()
-            chunked = self._chunked
-            # Asked first: a poll takes three turns of the loop, even if it finds something.
-            frames = self._taken(self._open_line) if chunked is None else None
-            if frames is not None:
-                return self._read(frames)
-            here = chunked is not None and chunked.arrived
-            left_s = max(0.0, deadline_s - clocks.monotonic())
-            wait_s = min(left_s, TRY_AGAIN_S) if chunked is not None and chunked.full else left_s
-            if not here and not await self._poll(wait_s) and wait_s == left_s:
-                return None
+                self._look()
+            chunked, more = self._chunked, False
+            # Taken before it is polled: a poll takes three turns of the loop, even if it finds something.
             if chunked is None:
-                continue
-            self._take_in(chunked)
-            if chunked.stalled(clocks.monotonic()):
-                self.renew()
-            if chunked.arrived:
-                return self._read(chunked.arrived.popleft())
+                frames = self._taken(self._open_line)
+                if frames is not None:
+                    return self._read(frames)
+            else:
+                more = not chunked.arrived and self._take_in(chunked)
+                if chunked.stalled(clocks.monotonic()):
+                    self.renew()
+                if chunked.arrived:
+                    return self._read(chunked.arrived.popleft())
+            left_s = max(0.0, deadline_s - clocks.monotonic())
+            wait_s = min(left_s, TRY_AGAIN_S) if self._full else left_s
+            if not (more and left_s) and not await self._poll(wait_s) and wait_s == left_s:
+                return None
 
     def _taken(self, line: Line) -> list[zmq.Frame] | None:
         """Takes one message off a socket, if there is one."""
         frames = line.taken()
         if frames is not None:
-            self.traffic.bytes_down += sum(len(frame) for frame in frames)
+            self.traffic.bytes_down += sum(map(len, frames))
         return frames
 
-    def _take_in(self, chunked: Chunked) -> None:
-        """Takes in chunks of all bulk connections, while messages find room; sends as much as may go."""
+    def _take_in(self, chunked: Chunked) -> bool:
+        """Takes in chunks of all bulk connections, while messages find room; sends as much as may go.
+
+        Returns:
+            Whether anything was there.
+        """
         now_s, taken = clocks.monotonic(), False
-        self._look_after_line()
-        for subflow, line in {0: self._open_line, **self._others}.items():
+        self._look()
+        for subflow, line in ((0, self._open_line), *self._others.items()):
             for _ in range(AT_A_TIME):  # chunks of a large message may come as fast as they are taken
                 frames = self._taken(line) if chunked.has_room else None
                 if frames is None:
                     break
                 taken = True
                 # Asked behind the message: what came over a new connection is not taken for the old one's.
-                connection = self.connection
+                self._look()
                 if not subflow or self._others.get(subflow) is line:
-                    chunked.take_in(frames, connection, now_s, subflow)
-        chunked.go_on(self.connection, now_s)
+                    chunked.take_in(frames, now_s, subflow)
+        self._send_on(chunked)
         self._look_after_others(chunked)
         if taken:
-            self._polls.look_again()
+            self._look_again()
+        return taken
 
     def _read(self, frames: Sequence[Buffer] | Refused) -> Envelope | None:
         """Returns a message; None where it cannot be read."""
@@ -332,28 +347,47 @@ class Endpoint:
         return self._line
 
     async def _poll(self, timeout_s: float) -> bool:
-        """Waits until there is something to read, and looks after the connections meanwhile."""
+        """Waits until there is something to read, and looks after the connections meanwhile.
+
+        ZeroMQ announces what comes to an empty queue, and nothing more before somebody has found that empty again. A
+        task that takes some messages and then waits for no more would leave the others asleep beside what it has left.
+        """
         deadline_s = clocks.monotonic() + timeout_s
         while True:
-            self._look_after_line()
+            self._look()
             if self._chunked is not None:
                 self._look_after_others(self._chunked)
             left_s = min(deadline_s - clocks.monotonic(), self._look_again_s)
             # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
-            timeout_ms = max(0, math.ceil(1000 * left_s))
             try:
-                sockets = [line.socket for line in (self._open_line, *self._others.values())]
-                if await self._polls.ready(sockets, timeout_ms):
+                if await self._polled(max(0, math.ceil(1000 * left_s))):
                     return True
             except zmq.ZMQError as err:
                 raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
             if clocks.monotonic() >= deadline_s:
                 return False
 
+    async def _polled(self, timeout_ms: int) -> bool:
+        poller = self._dial.context.poller()
+        for line in (self._open_line, *self._others.values()):
+            poller.register(line.socket, zmq.POLLIN)
+        polling: Any = poller.poll(timeout_ms)
+        self._polls.add(polling)
+        try:
+            return bool(await polling)
+        finally:
+            self._polls.discard(polling)
+
+    def _look_again(self) -> None:
+        """Wakes all that poll: another task has taken something off a socket, or the sockets are to be others."""
+        for polling in self._polls:
+            if not polling.done():
+                polling.set_result([None])
+
     @property
     def _look_again_s(self) -> float:
         others = self._others.values()
-        soon = [LOOK_SOON_S] if not all(each.stands for each in others) else []
+        soon = [LOOK_SOON_S] if not all(each.connection for each in others) else []
         return min([*soon, *(each.look_again_s for each in (self._open_line, *others))])
 
     def _looked_up(self, flaw: str) -> None:
@@ -363,10 +397,11 @@ class Endpoint:
             log.warning("connection.no_address", address=self.address, detail=flaw, cure=cure, times=self._unresolved)
         self.no_address = flaw
 
-    def _look_after_line(self) -> None:
+    def _look(self) -> int:
+        """Looks after the connections; returns the number of the one that stands, 0 for none."""
         line, now_s = self._line, clocks.monotonic()
         if line is None:
-            return
+            return 0
         if line.watch(now_s):
             self.traffic.renewals += 1
             if worth_repeating(self.traffic.renewals):
@@ -377,23 +412,28 @@ class Endpoint:
             self._end_others()
         for other in self._others.values():
             other.watch(now_s)
+        if line.connection and self._chunked is not None:
+            self._chunked.over(line.connection, now_s)
+        return line.connection
 
     def _look_after_others(self, chunked: Chunked) -> None:
         """Makes the connections that carry chunks beside the first, once the broker knows of that."""
-        if self._connections == 1 or not (connection := self.connection):
+        if self._connections == 1 or not (connection := self._look()):
             return
         standing = {0: connection, **{subflow: line.connection for subflow, line in self._others.items()}}
-        wanted = chunked.bind(connection, standing, clocks.monotonic())
-        if chunked.torn(standing):
+        for subflow, bond in chunked.due(standing):
+            if self._put([bond], subflow):
+                chunked.said(subflow, standing[subflow])
+        if chunked.bonding.torn(standing):
             log.info("connection.torn", address=self.address, connections=self._connections)
             self.renew()
-        elif wanted and not self._others:
+        elif chunked.bonding.wants_others and not self._others:
             self._others = {subflow: Line(self._dial) for subflow in range(1, self._connections)}
             self._others_of = connection
-            self._polls.look_again()  # those that wait are to wait for these, too
+            self._look_again()  # those that wait are to wait for these, too
 
     def _end_others(self) -> None:
-        self._polls.look_again()  # a socket that closes cancels those that still poll it
+        self._look_again()  # a socket that closes cancels those that still poll it
         for line in self._others.values():
             line.hang_up(at_once=True)
         self._others = {}

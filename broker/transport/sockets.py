@@ -5,6 +5,7 @@ The reasons behind the numbers are in PROTOCOL.md, section 10.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,22 @@ from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.wire.headers import DEFAULT_LIMITS, Limits
 from broker.wire.messages import Channel
 
+#: Flags of a call that does not wait, and what says that there is something to take: pyzmq's own are enums, and to
+#: combine two of these takes as long as to send a small frame.
+NOW, READABLE = int(zmq.NOBLOCK), int(zmq.POLLIN)
+_MORE = int(zmq.SNDMORE)
+
+
+class Direct(zmq.Socket[bytes]):
+    """A socket for calls that do not wait: no future is made for each."""
+
+    def send_multipart(self, frames: Sequence[Any], flags: int = 0, copy: bool = True, **_: Any) -> None:  # type: ignore[override]
+        """Sends a message, or raises zmq.Again before its first frame."""
+        *others, last = frames
+        for frame in others:
+            self.send(frame, flags | _MORE, copy)
+        self.send(last, flags, copy)
+
 
 class Context(zmq.asyncio.Context):
     """Makes the sockets of a process. In virtual time another one with these methods stands for it."""
@@ -25,8 +42,8 @@ class Context(zmq.asyncio.Context):
         return zmq.asyncio.Poller()
 
     def direct(self, socket: zmq.asyncio.Socket) -> zmq.Socket[bytes]:
-        """Returns one of these sockets for calls that do not wait: no future is made for each."""
-        return zmq.Socket.shadow(socket.underlying)
+        """Returns one of these sockets for calls that do not wait."""
+        return Direct.shadow(socket.underlying)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ import math
 import os
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,7 +181,7 @@ class _Asking:
     refused: str = ""
 
     def __post_init__(self) -> None:
-        self._chunked = Chunked(self._put, DEFAULT_LIMITS)
+        self._chunked = Chunked(DEFAULT_LIMITS)
 
     def ask(self, *, buffers: int = 0, answer_buffers: int = 0, within_s: float) -> tuple[float, m.Probed | None]:
         """Sends one probe; returns the seconds that it took, with its answer, or None where none came."""
@@ -199,12 +198,13 @@ class _Asking:
             )
         )
         began_s = time.monotonic()
-        self._chunked.put(frames, 1, began_s, urgent=True)
+        self._chunked.put(frames, urgent=True)
+        self._send()
         while (left_s := began_s + within_s - time.monotonic()) > 0:
             if not self.sock.poll(math.ceil(1000 * left_s)):
                 break
-            self._chunked.take_in(self.sock.recv_multipart(copy=False), 1, time.monotonic())
-            self._chunked.go_on(1, time.monotonic())
+            self._chunked.take_in(self.sock.recv_multipart(copy=False), time.monotonic())
+            self._send()
             answer = self._read(self._chunked.arrived.popleft()) if self._chunked.arrived else None
             if answer is not None and answer.answers == self.sequence:
                 return time.monotonic() - began_s, answer
@@ -212,12 +212,12 @@ class _Asking:
                 break
         return time.monotonic() - began_s, None
 
-    def _put(self, frames: Sequence[Buffer], _: int) -> bool:
-        try:
-            self.sock.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return False
-        return True
+    def _send(self) -> None:
+        flow = self._chunked.flow
+        with contextlib.suppress(zmq.Again):  # it goes on with the next answer
+            while (step := flow.next()) is not None:
+                self.sock.send_multipart(step.frames, zmq.NOBLOCK, copy=False)
+                flow.sent(step, time.monotonic())
 
     def _read(self, frames: list[Buffer] | Refused) -> m.Probed | None:
         try:

@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from benchmarks.hostile import strangers
 from broker.process import logs
-from broker.transport import connection
+from broker.transport import line
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import BULK_OPTIONS
 from broker.wire.addresses import channel_address
@@ -72,7 +72,7 @@ async def test_what_cannot_be_read_is_reported_and_the_line_lives_on(frames):
 
 @in_a_loop
 async def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_each_time(caplog, monkeypatch):
-    monkeypatch.setattr(connection, "RENEW_AFTER_S", 0.05)
+    monkeypatch.setattr(line, "RENEW_AFTER_S", 0.05)
     address = f"tcp://127.0.0.1:{free_ports(1)}"
     with caplog.at_level("WARNING"):
         async with (
@@ -94,7 +94,7 @@ async def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_ea
 @in_a_loop
 async def test_a_connection_that_zeromq_has_given_up_is_made_anew(monkeypatch):
     """A stranger with another security mechanism is answered by ZeroMQ with giving up for ever."""
-    monkeypatch.setattr(connection, "RENEW_AFTER_S", 0.05)
+    monkeypatch.setattr(line, "RENEW_AFTER_S", 0.05)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
     met = asyncio.Event()
 
@@ -117,7 +117,7 @@ async def test_a_connection_that_zeromq_has_given_up_is_made_anew(monkeypatch):
 
 @in_a_loop
 async def test_whatever_strangers_at_the_broker_s_port_say_the_broker_is_reached_in_the_end(monkeypatch):
-    monkeypatch.setattr(connection, "RENEW_AFTER_S", 0.05)
+    monkeypatch.setattr(line, "RENEW_AFTER_S", 0.05)
     rng = random.Random(5)
     saying = [strangers.KINDS[name](rng) for name in sorted(strangers.KINDS)]
 

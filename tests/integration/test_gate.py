@@ -19,7 +19,7 @@ from benchmarks.hostile import strangers
 from broker.base.errors import ConfigError, Unavailable
 from broker.gateway.config import BrokerConfig
 from broker.registry.registry import Registry
-from broker.transport import connection
+from broker.transport import line
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ALLOW_LIST, client_keys, new_pair, read_allow_list, write_allow_list
 from broker.transport.sockets import SocketOptions
@@ -249,7 +249,7 @@ def test_no_peer_can_name_the_routing_id_that_zeromq_draws_next(tmp_path):
 
 @given_by("on_a_broker")
 async def test_a_client_without_a_key_is_turned_away_and_counted(bench, monkeypatch):
-    monkeypatch.setattr(connection, "RENEW_AFTER_S", 0.2)
+    monkeypatch.setattr(line, "RENEW_AFTER_S", 0.2)
     for channel in Channel:
         before = sum((await bench.refusals()).values())
         stranger = Endpoint(bench.context, bench.listening.address, channel)
@@ -315,7 +315,7 @@ async def test_what_was_recorded_on_the_wire_is_worth_nothing_on_another_connect
 @pytest.mark.parametrize("carrier", ["tcp", "ipc"])
 @given_by("on_a_broker")
 async def test_a_revoked_key_is_shut_out_while_the_broker_runs(bench, carrier, caplog, monkeypatch):
-    monkeypatch.setattr(connection, "RENEW_AFTER_S", 0.5)
+    monkeypatch.setattr(line, "RENEW_AFTER_S", 0.5)
     if carrier == "ipc":
         bench.listening = replace(bench.listening, address=bench.listening.ipc)
     rome = await bench.client("island-rome")

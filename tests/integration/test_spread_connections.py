@@ -41,7 +41,7 @@ async def spread(bench, proxy):
 
 def carrying(bulk):
     """How many connections carry chunks: the first, and those over which the broker has answered."""
-    return len({0, *bulk._chunked._bonding._joined})
+    return len({0, *bulk._chunked.bonding._joined})
 
 
 async def all_carry(bulk, proxy, made):

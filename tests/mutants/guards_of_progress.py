@@ -363,23 +363,23 @@ PROGRESS = (
         6,
         "what one task leaves on a bulk socket wakes nobody: it is not announced again",
         "broker/transport/endpoint.py::Endpoint._take_in",
-        "        if taken:\n            self._polls.look_again()\n",
+        "        if taken:\n            self._look_again()\n",
         "",
-        "sim/test_real_broker.py::test_a_seed_that_found_a_bug_stays_mended[20]",
+        "integration/test_endpoint.py::test_what_one_task_leaves_on_a_socket_wakes_another",
     ),
     Mutant(
         6,
         "credit that a connection did not take is not given again",
-        "broker/transport/chunked.py::Chunked.go_on",
-        "self.full = bool(connection and (self._owed or self._owes_credit))",
-        "self.full = False",
+        "broker/transport/endpoint.py::Endpoint._send_on",
+        "self._full = bool(full)",
+        "self._full = False",
         "sim/test_real_broker.py::test_a_seed_that_found_a_bug_stays_mended[43]",
     ),
     Mutant(
         6,
         "who polls is cancelled by sockets that close",
         "broker/transport/endpoint.py::Endpoint._end_others",
-        "self._polls.look_again()  # a socket that closes cancels those that still poll it",
+        "self._look_again()  # a socket that closes cancels those that still poll it",
         "pass",
         "sim/test_real_broker.py::test_a_seed_that_found_a_bug_stays_mended[16]",
         "integration/test_spread_connections.py::"
@@ -388,7 +388,7 @@ PROGRESS = (
     Mutant(
         6,
         "a chunk that overtakes the broker's answer over another connection is refused",
-        "broker/transport/chunked.py::Chunked.bind",
+        "broker/transport/chunked.py::Chunked.said",
         "if subflow:  # from",
         "if False:  # from",
         "unit/broker_chunks/test_subflows.py::"

@@ -9,7 +9,7 @@ from aggregator.state.model_limits import SECTION_BYTES, least_held_bytes, least
 from broker.chunks import chunk_heads
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
-from broker.clients.flows import Flows, Put
+from broker.clients.flows import Flows
 from broker.gateway.config import BrokerConfig
 from broker.process import limits
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
@@ -109,7 +109,7 @@ def test_a_fragment_that_is_too_large_for_the_machine_is_refused_with_field_valu
 
 
 def test_messages_that_are_not_whole_have_room_together_and_the_silent_one_gives_way():
-    flows = Flows(lambda peer, frames: Put.TAKEN, Limits(max_header_bytes=1, max_message_bytes=1000), 2000)
+    flows = Flows(Limits(max_header_bytes=1, max_message_bytes=1000), 2000)
 
     def piece(fd, offset, nbytes, now_s):
         """Of a message of 1000 bytes."""

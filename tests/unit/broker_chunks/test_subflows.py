@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.chunks import chunk_heads
+from broker.chunks.bonding import Bonding, Bonds
 from broker.chunks.chunk_heads import Bond, Chunk, Credit, packed
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import CREDIT_BYTES, MOST_EARLY_BYTES, Inflow
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_SUBFLOWS, MOST_UNDER_WAY_BYTES
-from broker.clients.flows import Bonds, Flows, Put
-from broker.transport.chunked import Bonding, Chunked
+from broker.clients.flows import Put
+from broker.transport.chunked import Chunked
 from broker.wire.headers import DEFAULT_LIMITS, Limits
 from tests.profiles import examples
-from tests.unit.broker_clients.test_flows import version
+from tests.unit.broker_clients.test_flows import Driven, version
 
 
 def test_the_first_connection_is_bound_before_the_others_and_each_once():
@@ -155,7 +156,7 @@ def test_chunks_that_nobody_can_use_are_not_kept_for_ever():
 
 def test_a_flow_ends_with_any_of_its_connections():
     put = []
-    flows = Flows(lambda peer, frames: put.append((peer, bytes(frames[0]))) or Put.TAKEN, Limits())
+    flows = Driven(lambda peer, frames: put.append((peer, bytes(frames[0]))) or Put.TAKEN, Limits())
     for fd, peer in enumerate((b"a", b"b")):
         assert flows.take(peer, fd, [packed(Bond(7, fd))], 0.0, "key") == []
         assert flows.go_on(peer, 0.0) == []
@@ -180,11 +181,11 @@ def test_nothing_goes_over_a_connection_before_it_is_told_that_it_is_one_of_the_
         put.append((peer, chunk_heads.read(bytes(frames[0]))))
         return outcome.get(peer, Put.TAKEN)
 
-    flows = Flows(hand_over, Limits())
+    flows = Driven(hand_over, Limits())
     for fd, peer in enumerate((b"a", b"b")):
         flows.take(peer, fd, [packed(Bond(7, fd))], 0.0)
         flows.go_on(peer, 0.0)
-    assert flows.full == {b"a"}
+    assert flows.full == {b"a": {1}}
     flows.take(b"b", 1, [packed(Credit(1 << 40, 1 << 41))], 0.1)  # of nothing
     flows.send(version(1, 4 << 20, peer=b"a"), 0.2)
     assert {peer for peer, head in put if isinstance(head, Chunk)} == {b"a"}
@@ -210,7 +211,8 @@ anything = st.one_of(
 def test_whatever_peers_say_over_several_connections_does_no_harm(said):
     """Whoever they are, in whatever order; also where a connection takes nothing."""
     full = set()
-    flows = Flows(lambda peer, frames: Put.FULL if peer in full else Put.TAKEN, Limits(max_message_bytes=1 << 24), 4000)
+    limits = Limits(max_message_bytes=1 << 24)
+    flows = Driven(lambda peer, frames: Put.FULL if peer in full else Put.TAKEN, limits, 4000)
     for number, (fd, what, nbytes) in enumerate(said):
         peer = bytes([fd])
         if what == "end":
@@ -231,19 +233,20 @@ def test_whatever_peers_say_over_several_connections_does_no_harm(said):
 
 def test_a_chunk_that_overtakes_the_answer_over_another_connection_waits_for_those_before_it():
     """The broker spreads chunks as soon as it has answered, and the answer is still on its way."""
-    said = []
-    chunked = Chunked(
-        lambda frames, subflow: said.append(chunk_heads.read(frames[0])) or True, DEFAULT_LIMITS, others=1
-    )
-    chunked.bind(1, {0: 1}, 0.0)
-    chunked.take_in([packed(said[-1])], 1, 0.0)
-    assert chunked.bind(1, {0: 1, 1: 1}, 0.0)
-    answer, sent = packed(said[-1]), [bytes(100), bytes(range(256)) * 400]
+    chunked = Chunked(DEFAULT_LIMITS, others=1)
+    chunked.over(1, 0.0)
+    ((_, bond),) = chunked.due({0: 1})
+    chunked.said(0, 1)
+    chunked.take_in([bond], 0.0)
+    assert chunked.bonding.wants_others
+    ((_, bond),) = chunked.due({0: 1, 1: 1})
+    chunked.said(1, 1)
+    sent = [bytes(100), bytes(range(256)) * 400]
     early, late = (slice(0, 51_200), slice(51_200, None))
-    chunked.take_in([packed(Chunk(1, 102_500, 0, 0)), sent[0]], 1, 0.0)
-    chunked.take_in([packed(Chunk(1, 102_500, 51_300, 0)), sent[1][late]], 1, 0.0)
+    chunked.take_in([packed(Chunk(1, 102_500, 0, 0)), sent[0]], 0.0)
+    chunked.take_in([packed(Chunk(1, 102_500, 51_300, 0)), sent[1][late]], 0.0)
     assert not chunked.arrived
-    chunked.take_in([answer], 1, 0.0, 1)
-    chunked.take_in([packed(Chunk(1, 102_500, 100, 51_200)), sent[1][early]], 1, 0.0, 1)
+    chunked.take_in([bond], 0.0, 1)
+    chunked.take_in([packed(Chunk(1, 102_500, 100, 51_200)), sent[1][early]], 0.0, 1)
     (arrived,) = chunked.arrived
     assert [bytes(memoryview(each)) for each in arrived] == sent

@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 
 from broker.chunks import chunk_heads
+from broker.chunks.chunk_heads import Bond, packed
+from broker.chunks.flow import Flow
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import FIRST_BYTES, STALLED_S
 from broker.clients.flows import MOST_WAITING, Flows, Put
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
-from broker.transport.chunked import Chunked
 from broker.wire import messages as m
 from broker.wire.frames import decode, encode
 from broker.wire.headers import Limits
@@ -23,12 +24,31 @@ PEER = b"peer"
 LARGE = 2 * FIRST_BYTES
 
 
+class Driven(Flows):
+    """Flows whose connections take what ``put`` says, as in a broker."""
+
+    def __init__(self, put, limits, most_bytes=0):
+        super().__init__(limits, most_bytes)
+        self.put = put
+
+    def go_on(self, peer, now_s):
+        first = self.begin(peer)
+        while (going := self.next(first)) is not None:
+            route, step = going
+            self.sent(first, step, self.put(route, step.frames), now_s)
+        return self.outcome(first)
+
+    def send(self, send, now_s):
+        failed = super().send(send)
+        return self.go_on(send.peer, now_s) if failed is None else [failed]
+
+
 class Line:
     """One connection, and the client at its other end."""
 
     def __init__(self):
         self.outcome, self.frames = Put.TAKEN, []
-        self.flows = Flows(self._put, Limits())
+        self.flows = Driven(self._put, Limits())
         self.into = Inflow(Limits(), ReusedMemory(0))
         self.came = []
 
@@ -111,7 +131,7 @@ def test_few_messages_wait_and_the_relay_hears_of_room(line):
 def test_a_connection_that_takes_nothing_is_tried_again(line):
     line.outcome = Put.FULL
     assert line.flows.send(version(1, 4096), 0.0) == []
-    assert line.flows.full == {PEER}
+    assert line.flows.full == {PEER: {0}}
     line.outcome = Put.TAKEN
     assert line.flows.go_on(PEER, 0.1) == []
     line.read()
@@ -223,24 +243,14 @@ def test_what_is_urgent_does_not_pile_up_for_who_reads_nothing(line):
     assert len(failures) == 100 - 2 * MOST_WAITING
 
 
-def test_credit_that_a_connection_did_not_take_is_given_again_soon():
-    takes, given = [], []
-
-    def put(frames, subflow):
-        if takes:
-            given.extend(frames)
-        return bool(takes)
-
-    chunked = Chunked(put, Limits())
-    first, *_ = chunks()
-    chunked.take_in(first, 1, 0.0)
-    chunked.go_on(0, 0.0)
-    assert not chunked.full, "without a connection there is nothing to try again"
-    chunked.go_on(1, 0.0)
-    assert chunked.full, "its sender may wait for that alone"
-    takes.append(True)
-    chunked.go_on(1, 0.0)
-    (credit,) = map(chunk_heads.read, given)
-    assert isinstance(credit, chunk_heads.Credit)
-    assert credit.received == sum(map(len, first[1:]))
-    assert not chunked.full
+def test_what_a_connection_did_not_take_is_given_again_and_holds_up_no_other():
+    flow, (first, *_) = Flow(Limits(), None), chunks()
+    flow.answer(1, packed(Bond(7, 1)))
+    flow.take_in(chunk_heads.read(first[0]), first[1:], None, 0.0)
+    assert flow.next({0, 1}) is None
+    credit, bond = flow.next({1}), flow.next({0})
+    assert chunk_heads.read(credit.frames[0]) == flow.incoming.credit()
+    assert (bond.subflow, chunk_heads.read(bond.frames[0])) == (1, Bond(7, 1))
+    for step in (bond, credit):
+        flow.sent(step, 0.0)
+    assert flow.next() is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.transport.connection import LONGEST_PATIENCE_S, LONGEST_PAUSE_S, PATIENCE_S, PAUSE_S, AddressRotation
+from broker.transport.rotation import LONGEST_PATIENCE_S, LONGEST_PAUSE_S, PATIENCE_S, PAUSE_S, AddressRotation
 
 PAUSES = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_PAUSE_S]
 SIX, FOUR = "tcp://[::1]:7001", "tcp://127.0.0.1:7001"
