@@ -36,7 +36,7 @@ from broker.gateway.listening import (
     resolved,
     unix_paths,
 )
-from broker.gateway.turns import Intake, Outbox, Taken, event_of, refused, said_of
+from broker.gateway.turns import Intake, Outbox, Taken, event_of, refused
 from broker.metrics.serving import served
 from broker.observing.desk import Desk
 from broker.process import clocks, limits, logs
@@ -313,12 +313,13 @@ class _Broker:
 
     def _whole(self, channel: Channel, taken: Taken, key: str) -> list[Taken | Refused]:
         """Returns the messages that are whole now, and what of them is refused."""
-        if channel is Channel.CONTROL or taken.surplus or taken.last is None:
+        if channel is Channel.CONTROL or taken.surplus or not taken.frames:
             return [taken]
-        now_s = self._clock()
-        found = self._flows.take(taken.peer, said_of(taken.last, zmq.SRCFD), taken.frames, now_s, key)
+        found = self._flows.take(taken.peer, taken.fd, taken.frames, self._clock(), key)
         if found != [taken.frames]:
             self._go_on(taken.peer)
+        if not found:
+            return []
         peer = self._flows.first_of(taken.peer)
         return [each if isinstance(each, Refused) else replace(taken, peer=peer, frames=each) for each in found]
 

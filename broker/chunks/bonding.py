@@ -45,7 +45,7 @@ class Bonding:
         }
 
     def said(self, subflow: int, connection: int) -> None:
-        """It went out over a connection of this number."""
+        """Notes that a bond went out over a connection of this number."""
         self._said[subflow] = connection
 
     def heard(self, bond: Bond, subflow: int) -> bool:

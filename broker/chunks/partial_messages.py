@@ -35,20 +35,20 @@ class Partial:
 
 def key_of(checksums: Iterable[int]) -> int:
     """Returns the name of a payload with these checksums of its buffers."""
-    return xxhash.xxh3_64_intdigest(b"".join(each.to_bytes(8) for each in checksums))
+    return xxhash.xxh3_64_intdigest(b"".join([each.to_bytes(8) for each in checksums]))
 
 
 def key_for(message: Message, nbytes: int) -> int:
     """Returns the name of a message's payload; 0 if it has none, or one too small to be resumed."""
     payload = getattr(message, "payload", ())
-    return key_of(each.checksum for each in payload) if nbytes >= LEAST_BYTES and payload else 0
+    return key_of([each.checksum for each in payload]) if nbytes >= LEAST_BYTES and payload else 0
 
 
 def key_in(header: Buffer, limits: Limits) -> int | None:
     """Returns the name of the payload that a header announces; None if it announces none."""
     try:
         buffers = headers.read([headers.view(header)], limits).get("buffers")
-        return key_of(each["checksum"] for each in buffers) if buffers else None
+        return key_of([each["checksum"] for each in buffers]) if buffers else None
     except (Unfit, KeyError, TypeError, AttributeError, OverflowError):
         return None
 

@@ -7,7 +7,7 @@ message in chunks takes the memory of its bytes, and a whole one takes no more t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.base.errors import RemoteProtocolError
@@ -25,6 +25,10 @@ MOST_EARLY_BYTES = 64 << 20
 #: Memory of frames that is kept for the next ones, at each end and in a broker, which spent two fifths of its processor
 #: time on page faults with new memory for each.
 SPARE_FRAMES, SPARE_BYTES = 256, 128 << 20
+
+
+#: A head, the frames behind it, and their bytes.
+_Piece = tuple[Chunk | Ask, Sequence[Buffer], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Inflow:
     def __init__(self, limits: Limits, memory: ReusedMemory | None) -> None:
         self.broken = False
         self._received = {0: 0}  # bytes by connection
-        self._early: dict[tuple[int, int], tuple[Chunk | Ask, Sequence[Buffer]]] = {}  # by transfer and offset
+        self._early: dict[tuple[int, int], _Piece] = {}  # by transfer and offset
         self._early_bytes = 0
         self._memory = memory
         self._limits = limits
@@ -90,26 +94,24 @@ class Inflow:
         """
         answers: list[bytes] = []
         found: list[list[Buffer] | Refused] = []
-        for due, pieces in self._in_order(head, frames, subflow):
+        nbytes = sum(map(len, frames))
+        self._received[subflow] += nbytes
+        in_order: Iterable[_Piece] = [(head, frames, nbytes)]
+        if len(self._received) > 1:
+            in_order = self._in_order(head, frames, nbytes)
+        for due, pieces, nbytes in in_order:
             if isinstance(due, Ask):
                 answers.append(packed(self._answer(due, pieces, kept)))
-            elif (taken := self._take(due, pieces)) is not None:
+            elif (taken := self._take(due, pieces, nbytes)) is not None:
                 found.append(taken)
         return answers, found
 
-    def _in_order(
-        self, head: Chunk | Ask, frames: Sequence[Buffer], subflow: int
-    ) -> Iterator[tuple[Chunk | Ask, Sequence[Buffer]]]:
+    def _in_order(self, head: Chunk | Ask, frames: Sequence[Buffer], nbytes: int) -> Iterator[_Piece]:
         """Yields what can be taken in now, in order; each is, before the next one is asked for."""
-        nbytes = sum(memoryview(each).nbytes for each in frames)
-        self._received[subflow] += nbytes
-        if len(self._received) == 1:
-            yield head, frames
-            return
-        self._early[head.transfer, head.offset if isinstance(head, Chunk) else 0] = head, frames
+        self._early[head.transfer, head.offset if isinstance(head, Chunk) else 0] = head, frames, nbytes
         self._early_bytes += nbytes
         while (first := self._early.pop(self._next, None)) is not None:
-            self._early_bytes -= sum(memoryview(each).nbytes for each in first[1])
+            self._early_bytes -= first[2]
             yield first
         if self._early_bytes > MOST_EARLY_BYTES:
             self._early, self._early_bytes, self.broken = {}, 0, True
@@ -141,7 +143,7 @@ class Inflow:
         key = key_in(self._frames[0], self._limits) if partial.nbytes >= LEAST_BYTES else None
         return None if key is None else (key, partial)
 
-    def _take(self, chunk: Chunk, frames: Sequence[Buffer]) -> list[Buffer] | Refused | None:
+    def _take(self, chunk: Chunk, frames: Sequence[Buffer], nbytes: int) -> list[Buffer] | Refused | None:
         """Adds a chunk: its head and the frames behind it.
 
         Returns:
@@ -149,7 +151,6 @@ class Inflow:
             continue what came before; that is said once for a message.
         """
         views = [memoryview(each).cast("B") for each in frames]
-        nbytes = sum(each.nbytes for each in views)
         flaw = None
         if chunk.offset == 0:
             self._begin(chunk)

@@ -11,7 +11,7 @@ Messages keep their order, but for urgent ones.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ class Transfer:
     """A message on its way out; its frames must not change until it has arrived."""
 
     frames: Sequence[Buffer]
+    sizes: list[int]  # of each of them, in bytes
     nbytes: int  # of all frames
     whole: bool  # it travels in one piece, and is not noted
     what: object = None  # whatever its sender knows it by
@@ -115,9 +116,10 @@ class Outflow:
         self, frames: Sequence[Buffer], what: object = None, *, urgent: bool = False, key: int = 0, asks: bool = False
     ) -> Transfer:
         """Takes a message in, with what :class:`Transfer` says of it; an urgent one overtakes, if small."""
-        nbytes = sum(map(nbytes_of, frames))
+        sizes = [nbytes_of(each) for each in frames]
+        nbytes = sum(sizes)
         whole = nbytes <= WHOLE_BYTES and (urgent or len(frames) == 1)
-        transfer = Transfer(frames=frames, nbytes=nbytes, whole=whole, what=what, key=key, asks=asks)
+        transfer = Transfer(frames=frames, sizes=sizes, nbytes=nbytes, whole=whole, what=what, key=key, asks=asks)
         (self._urgent if urgent and whole else self._waiting).append(transfer)
         return transfer
 
@@ -157,13 +159,15 @@ class Outflow:
         if transfer.asked:
             return None
         if transfer.asks:
-            header = transfer.frames[0]
             head = Ask(self._number_of(transfer), transfer.nbytes)
-            return Next(transfer, [packed(head), header], memoryview(header).nbytes, True, 0, 1, 0)
+            return Next(transfer, [packed(head), transfer.frames[0]], transfer.sizes[0], True, 0, 1, 0)
         left = transfer.nbytes - transfer.sent_bytes
         if self._under_way and self.given_bytes - self._under_way[0].begin >= MOST_UNDER_WAY_BYTES:
             return None  # the receiver keeps what comes behind a chunk that is late
-        for subflow, way in sorted(self._subflows.items(), key=lambda each: each[1].under_way_bytes):
+        ways: Iterable[tuple[int, Subflow[_Piece]]] = self._subflows.items()
+        if len(self._subflows) > 1:
+            ways = sorted(ways, key=lambda each: each[1].under_way_bytes)
+        for subflow, way in ways:
             size = min(way.chunk_bytes, left)
             if way.takes(size):
                 return self._cut(transfer, size, subflow)
@@ -218,8 +222,7 @@ class Outflow:
         if not transfer.sent_bytes < answer.offset < transfer.nbytes:
             return
         transfer.sent_bytes, at = answer.offset, answer.offset
-        for place, frame in enumerate(transfer.frames):
-            nbytes = nbytes_of(frame)
+        for place, nbytes in enumerate(transfer.sizes):
             if at < nbytes:
                 transfer.frame, transfer.at = place, at
                 return
@@ -240,11 +243,11 @@ class Outflow:
             frames.append(piece)
             left -= piece.nbytes
             at += piece.nbytes
-            rest = nbytes_of(transfer.frames[frame]) - at
+            rest = transfer.sizes[frame] - at
             if rest:
                 break
             frame, at = frame + 1, 0
-            if left == 0 and (frame == len(transfer.frames) or nbytes_of(transfer.frames[frame])):
+            if left == 0 and (frame == len(transfer.frames) or transfer.sizes[frame]):
                 break
         head = Chunk(self._number_of(transfer), transfer.nbytes, transfer.sent_bytes, rest)
         return Next(transfer, [packed(head), *frames], size - left, True, subflow, frame, at)

@@ -218,9 +218,7 @@ class Gate:
 
         None for a message that nobody is to read: its peer names its own routing id, or ZeroMQ knows nothing of it.
         """
-        fd = key = None
-        if taken.frames:
-            fd, key = said_of(taken.frames[0], zmq.SRCFD), said_of(taken.frames[0], "User-Id")
+        fd, key = taken.fd, said_of(taken.frames[0], "User-Id") if taken.frames else None
         port = self._ports.get(channel)
         if port is not None and fd is not None:
             port.connections.delivered(fd, sum(map(len, taken.frames)), len(taken.frames))

@@ -20,7 +20,6 @@ from broker.transport.sockets import Context
 from broker.wire.frames import Origin, Unreadable, decode, peek, verify
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Probe, Reason, Version, kind_of
-from broker.wire.messages.scattered import nbytes_of
 
 #: A message with so many frames too many is no mistake: its connection is ended.
 FLOOD_FRAMES = 1_000
@@ -51,13 +50,13 @@ class Taken:
         peer: Routing id of its connection.
         frames: The first ones, as many as a message may have; of one in chunks all, once it is whole.
         surplus: How many more there were.
-        last: One that came last: it knows the connection.
+        fd: Descriptor of its connection, if ZeroMQ says it.
     """
 
     peer: bytes
     frames: list[Any]
     surplus: int = 0
-    last: zmq.Frame | None = None
+    fd: int | None = None
 
 
 class Intake:
@@ -111,16 +110,17 @@ class Intake:
             frame = self._direct.recv(zmq.NOBLOCK, copy=False)
             frames.append(frame)
             more = frame.more
-        surplus = await self._throw_away(frames[0]) if more else 0
-        return Taken(peer=route.bytes, frames=frames, surplus=surplus, last=frames[0] if frames else None)
+        fd = said_of(frames[0], zmq.SRCFD) if frames else None
+        surplus = await self._throw_away(fd) if more else 0
+        return Taken(peer=route.bytes, frames=frames, surplus=surplus, fd=fd)
 
-    async def _throw_away(self, of: zmq.Frame) -> int:
+    async def _throw_away(self, fd: int | None) -> int:
         surplus = 0
         while True:
             self._direct.recv(zmq.NOBLOCK)
             surplus += 1
             if surplus == FLOOD_FRAMES:
-                self._flooded(said_of(of, zmq.SRCFD))
+                self._flooded(fd)
             if not self._direct.get(zmq.RCVMORE):
                 return surplus
             if surplus % _SLICE == 0:
@@ -138,7 +138,8 @@ async def event_of(channel: Channel, taken: Taken, limits: Limits, key: str) -> 
         if taken.surplus:
             got, most = len(frames) - 1 + taken.surplus, f"at most {limits.max_buffers}"
             raise RemoteProtocolError(Reason.OVERSIZE, field="number of buffers", got=got, expected=most)
-        envelope, size_bytes = decode(frames, limits), sum(map(nbytes_of, frames))
+        envelope = decode(frames, limits)
+        size_bytes = sum(each.nbytes for each in envelope.frames or ())
         origin = Origin(kind=kind_of(envelope.message), sender=envelope.sender, sequence=envelope.sequence)
         if isinstance(envelope.message, Version):
             if size_bytes < VERIFY_HERE_BYTES:

@@ -19,7 +19,7 @@ from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
 from broker.chunks.partial_messages import PartialMessages
 from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Refused
 from broker.chunks.sending import Transfer
-from broker.chunks.subflow import LONGEST_STALL_S
+from broker.chunks.subflow import LONGEST_STALL_S, STALLED_S
 from broker.process import chance
 from broker.routing.resending import Carried
 from broker.wire.headers import Buffer, Limits
@@ -94,8 +94,8 @@ class Chunked:
         if incoming.broken:
             incoming.broken = False
             return True
-        patience_s = min(LONGEST_STALL_S, out.patience_s * 2.0 ** min(self._stalls, 16))
-        if out.silent_s(now_s) <= patience_s:
+        silent_s = out.silent_s(now_s)
+        if silent_s <= STALLED_S or silent_s <= min(LONGEST_STALL_S, out.patience_s * 2.0 ** min(self._stalls, 16)):
             return False
         self._stalls += 1
         return True

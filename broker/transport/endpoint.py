@@ -38,7 +38,6 @@ from broker.wire.addresses import channel_address
 from broker.wire.frames import Origin, Unreadable, decode, encode, peek
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.messages import Channel, Envelope, kind_of
-from broker.wire.messages.scattered import nbytes_of
 
 log = logs.get(__name__)
 
@@ -203,7 +202,7 @@ class Endpoint:
         if envelope.message.channel is not self.channel:
             raise LocalProtocolError(f"{kind} belongs on the {envelope.message.channel} channel, not on {self.channel}")
         frames = encode(envelope)
-        nbytes = sum(map(nbytes_of, frames))
+        nbytes = sum(memoryview(frame).nbytes for frame in frames)
         if len(frames[0]) > self._limits.max_header_bytes:
             most = f"{len(frames[0])} bytes of header, at most {self._limits.max_header_bytes} are taken"
             raise LocalProtocolError(f"{kind} has {most}: a model of fewer tensors has shorter ones")
@@ -243,12 +242,14 @@ class Endpoint:
     def _send_on(self, chunked: Chunked) -> None:
         """Hands over what may go in chunks: answers, credit, messages."""
         now_s, full = clocks.monotonic(), set[int]()
-        # Asked each time: what belongs to one connection must not go over the next.
-        while self._look() and (step := chunked.flow.next(full)) is not None:
+        while (step := chunked.flow.next(full)) is not None:
             if self._put(step.frames, step.subflow):
                 chunked.flow.sent(step, now_s)
             else:
                 full.add(step.subflow)
+            if not self._look():  # what belongs to one connection must not go over the next
+                full.clear()  # without one there is nothing to try again
+                break
         self._full = bool(full)
 
     def _put(self, frames: Sequence[Buffer], subflow: int = 0) -> bool:
@@ -256,7 +257,7 @@ class Endpoint:
         line = self._others.get(subflow) if subflow else self._open_line
         if line is None or not line.put(frames):
             return False
-        self.traffic.bytes_up += sum(map(nbytes_of, frames))
+        self.traffic.bytes_up += sum(map(len, frames))
         if self._polls and line.readable:  # the send may have taken in what was announced to them
             self._look_again()
         return True

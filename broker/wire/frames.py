@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,14 @@ _RECORDS: dict[str, Record] = {kind: Record(cls) for kind, cls in KINDS.items()}
 _CODECS = {str(codec): codec for codec in Codec}
 _HEADER_KEYS = frozenset({"v", "kind", "run", "sender", "inc", "seq", "to", "body", "checksum"})
 _BULK_HEADER_KEYS = _HEADER_KEYS | {"buffers"}
+#: The keys between kind and body, the envelope's fields that they are, and their checks.
+_FIELDS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("run", "run_id", identifier),
+    ("sender", "sender", address),
+    ("inc", "incarnation", counter),
+    ("seq", "sequence", counter),
+    ("to", "to", address),
+)
 _BUFFER_KEYS = frozenset({"codec", "shape", "nbytes", "checksum"})
 _CHECKSUM_MAX = 2**64 - 1
 #: The keys that follow the body; the number at the end has the place of any other.
@@ -51,16 +59,10 @@ def encode(envelope: Envelope) -> list[Buffer]:
     frames: list[Buffer] = [b""]
     entries: list[bytes] = []
     try:
-        header: dict[str, Any] = {
-            "v": PROTOCOL_VERSION,
-            "kind": kind,
-            "run": _at("run", identifier, envelope.run_id),
-            "sender": _at("sender", address, envelope.sender),
-            "inc": _at("inc", counter, envelope.incarnation),
-            "seq": _at("seq", counter, envelope.sequence),
-            "to": _at("to", address, envelope.to),
-            "body": _at("body", _RECORDS[kind].write, envelope.message),
-        }
+        header: dict[str, Any] = {"v": PROTOCOL_VERSION, "kind": kind}
+        for key, name, check in _FIELDS:
+            header[key] = _at(key, check, getattr(envelope, name))
+        header["body"] = _at("body", _RECORDS[kind].write, envelope.message)
         if _RECORDS[kind].has_payload:
             for encoded in _payload(envelope.message):
                 frames.append(_at(f"buffers[{len(entries)}]", _written, encoded))
@@ -134,14 +136,7 @@ def _decode(header: dict[str, Any], frames: Sequence[Buffer]) -> Envelope:
         raise Unfit(len(frames) - 1, f"0 for {kind}", at="number of buffers")
     payload = {"payload": _read_buffers(header["buffers"], frames[1:])} if records.has_payload else {}
     message = _at("body", records.read, header["body"], **payload)
-    envelope = Envelope(
-        run_id=_at("run", identifier, header["run"]),
-        sender=_at("sender", address, header["sender"]),
-        incarnation=_at("inc", counter, header["inc"]),
-        sequence=_at("seq", counter, header["seq"]),
-        to=_at("to", address, header["to"]),
-        message=message,
-    )
+    envelope = Envelope(message=message, **{name: _at(key, check, header[key]) for key, name, check in _FIELDS})
     object.__setattr__(envelope, "frames", tuple(frames))
     return envelope
 
