@@ -68,45 +68,39 @@ class Bonding:
 
 
 class Bonds:
-    """The flows of several connections, by routing id of the first."""
+    """The flows of several connections at a broker, by routing id of the first."""
 
     def __init__(self) -> None:
         self._firsts: dict[tuple[str, int], bytes] = {}  # by key and number
-        self._names: dict[bytes, tuple[str, int]] = {}  # the other way round
-        self._others: dict[bytes, dict[int, bytes]] = {}  # by first and subflow
-        self._part_of: dict[bytes, tuple[bytes, int]] = {}  # by other
+        self._places: dict[bytes, tuple[bytes, int]] = {}  # of each connection: its first, and its subflow
+        self._routes: dict[tuple[bytes, int], bytes] = {}  # the other way round
 
     def place_of(self, peer: bytes) -> tuple[bytes, int]:
         """Returns the first connection of a flow, and which of its connections this one is; 0 is the first."""
-        return self._part_of.get(peer, (peer, 0))
+        return self._places.get(peer, (peer, 0))
 
     def route(self, first: bytes, subflow: int) -> bytes:
         """Returns a connection of a flow."""
-        return self._others[first][subflow] if subflow else first
+        return self._routes[first, subflow] if subflow else first
 
     def bind(self, peer: bytes, bond: Bond, key: str) -> bool:
         """Handles a connection's introduction, under a public key; returns whether it is accepted."""
-        name = key, bond.nonce
-        if bond.subflow == 0:
-            if name in self._firsts or peer in self._names or peer in self._part_of:
-                return False
-            self._firsts[name], self._names[peer], self._others[peer] = peer, name, {}
-            return True
-        first = self._firsts.get(name)
-        if first is None or peer in self._names or peer in self._part_of:
+        known = self._firsts.get((key, bond.nonce))
+        first = known if bond.subflow else peer
+        if first is None or peer in self._places or (bond.subflow == 0 and known is not None):
             return False
-        if bond.subflow >= MOST_SUBFLOWS or bond.subflow in self._others[first]:
+        if bond.subflow >= MOST_SUBFLOWS or (first, bond.subflow) in self._routes:
             return False
-        self._others[first][bond.subflow] = peer
-        self._part_of[peer] = first, bond.subflow
+        self._firsts[key, bond.nonce] = first
+        self._places[peer], self._routes[first, bond.subflow] = (first, bond.subflow), peer
         return True
 
     def end(self, first: bytes) -> list[bytes]:
         """Forgets a flow; returns its connections, the first among them."""
-        name = self._names.pop(first, None)
-        if name is not None:
-            del self._firsts[name]
-        others = list(self._others.pop(first, {}).values())
-        for each in others:
-            del self._part_of[each]
-        return [first, *others]
+        if (first, 0) not in self._routes:
+            return [first]
+        self._firsts = {name: each for name, each in self._firsts.items() if each != first}
+        ended = [self._routes.pop((first, n)) for n in range(MOST_SUBFLOWS) if (first, n) in self._routes]
+        for each in ended:
+            del self._places[each]
+        return ended
