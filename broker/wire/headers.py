@@ -131,7 +131,9 @@ def _unpacked(packed: memoryview) -> dict[str, Any]:
         header = msgpack.unpackb(
             packed,
             max_str_len=4 * MAX_TEXT,  # UTF-8 takes up to 4 bytes a character
-            max_array_len=MAX_ITEMS,
+            # msgpack takes memory for as many items as an array claims, before it reads one: 271 kB for each of three
+            # bytes, in arrays of arrays. None has more items than the header has bytes.
+            max_array_len=min(MAX_ITEMS, packed.nbytes),
             max_map_len=64,
             max_bin_len=MAX_RECORD_BYTES,
             max_ext_len=0,

@@ -265,6 +265,18 @@ def test_a_header_that_is_mostly_maps_and_arrays_is_refused_before_it_is_unpacke
     assert peak < 3 * len(header) + (1 << 20)
 
 
+def test_an_array_that_claims_more_items_than_its_header_has_bytes_takes_no_memory_for_them():
+    """One in another took half a megabyte for each three bytes."""
+    tracemalloc.start()
+    try:
+        error = refusal(b"\x81\xa1a" + b"\xdc\xff\xff" * 100)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (error.reason, error.field) == (Reason.MALFORMED, "header")
+    assert peak < 1 << 20
+
+
 def test_a_manifest_of_many_tensors_is_not_mistaken_for_a_bomb():
     spec = {"shape": (256, 128, 4), "dtype": "float32", "kind": Kind.RDA, "unit_axes": 1}
     tensors = tuple(TensorSpec(name=f"layers/{i}/слой/{i}", **spec) for i in range(20_000))
