@@ -1,25 +1,29 @@
-"""One decoupled run: the production cores in virtual time, with real training."""
+"""One decoupled run: the real programs in virtual time, with real training (:mod:`ops.virtual.simulation`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 
-from aggregator.merge.outer_step import make_outer_step
+from aggregator.store.layout import fragment_ids, read_newest
 from broker.base.errors import ConfigError
-from broker.wire.fragments import FragmentManifest
+from islands.arrays.reference import Reference
 from islands.arrays.tree import flatten, unflatten
-from islands.tasks.task import Params, Task
-from ops.lab.records import Outcome, Point
-from ops.lab.training import Durable, Judge, Rule, Training, values_of
+from islands.tasks.task import Params, Schedule, Task
+from ops.lab.lockstep import values_of
+from ops.lab.records import Judge, Outcome, Point
 from ops.plans.cell import CellSettings
-from ops.virtual.plan import IslandPlan, SimulationPlan
-from ops.virtual.queue import LinkModel
+from ops.virtual.plan import IslandPlan, LinkModel, SimulationPlan
 from ops.virtual.simulation import Simulation
+from ops.virtual.station import Station
 
 #: A run that takes this multiple of its expected duration has a bug.
 PATIENCE = 20.0
+#: How often in a step of the fastest island to look whether a point of the loss curve is due.
+LOOKS = 8
 
 
 def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
@@ -35,52 +39,41 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         ConfigError: The run does not end: no island trains, or no contribution arrives.
     """
     per_step = task.tokens_per_step
-    fleet_tokens = cell.islands * per_step
-    total_tokens = cell.steps * fleet_tokens
+    total_tokens = cell.steps * cell.islands * per_step
     like, _ = task.init(seed)
-    rule = Rule(
-        feedback=cell.error_feedback,
-        seed=seed,
-        fleet_tokens=fleet_tokens,
-        total_tokens=total_tokens,
-    )
-    outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
-    training = Training(task, rule, outer_step)
     plan = plan_of(cell, seed, total_tokens, per_step)
-    simulation = Simulation(plan, training, _forget, watching=False)
-
     curve: list[Point] = []
-    expected_s = total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
-    for k in range(1, cell.evaluations):
-        # By tokens, not by time: the points of all modes are at the same counts.
-        due = total_tokens * k // cell.evaluations
+    longest_s = PATIENCE * total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
+    with (
+        _captures(feedback=cell.error_feedback),
+        Simulation(plan, lambda island: _scheduled(task, cell.steps), _forget, watching=False) as simulation,
+    ):
+        for k in range(1, cell.evaluations):
+            # By tokens, not by time: the points of all modes are at the same counts.
+            _train(simulation, total_tokens * k // cell.evaluations, longest_s)
+            if simulation.leaders:
+                params = global_params(like, simulation.aggregator)
+                curve.append(Point(trained(simulation), simulation.now_s, judge(params)))
+        if not simulation.run(longest_s):
+            cure = (
+                f"have trained {trained(simulation):,} of {total_tokens:,} tokens after {simulation.now_s:.4g} "
+                f"virtual seconds, {PATIENCE:g} times what islands that train need: look at joins, outages, "
+                "delays_s, megabytes_per_s, and at step times below a millisecond"
+            )
+            raise ConfigError("steps", cell.steps, cure)
+        params = global_params(like, simulation.aggregator)
 
-        def reached(due: int = due) -> bool:
-            return trained(simulation) >= due or simulation.ended()
-
-        simulation.queue.run_until(PATIENCE * expected_s, reached)
-        if training.durable:
-            params = global_params(like, simulation.disk.manifest, training.durable)
-            curve.append(Point(trained(simulation), simulation.queue.now_s, judge(params)))
-    if not simulation.run(PATIENCE * expected_s):
-        cure = (
-            f"have trained {trained(simulation):,} of {total_tokens:,} tokens after {simulation.queue.now_s:.4g} "
-            f"virtual seconds, {PATIENCE:g} times what islands that train need: look at joins, outages, "
-            "delays_s, megabytes_per_s, and at step times below a millisecond"
-        )
-        raise ConfigError("steps", cell.steps, cure)
-
-    ledger = simulation.aggregator.core.run.ledger
-    tokens = ledger.books().tokens()
+    state = simulation.aggregator.core.run
+    tokens = state.ledger.books().tokens()
     return Outcome(
-        params=global_params(like, simulation.disk.manifest, training.durable),
+        params=params,
         curve=curve,
         tokens=tokens["trained"],
         merged_tokens=tokens["merged"],
         wasted={str(cause): count for cause, count in tokens["wasted"].items()},
-        virtual_s=simulation.queue.now_s,
-        rounds=sum(state.version for state in training.durable.values()),
-        participation=ledger.participation().participation or 0.0,
+        virtual_s=simulation.now_s,
+        rounds=sum(state.versions),
+        participation=state.ledger.participation().participation or 0.0,
     )
 
 
@@ -106,7 +99,8 @@ def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> 
             )
         )
     config = replace(cell.aggregator, seed=seed, total_tokens=target)
-    return SimulationPlan(seed=seed, islands=tuple(islands), config=config)
+    # No island starts twice, so none has a use for what it kept.
+    return SimulationPlan(seed=seed, islands=tuple(islands), config=config, checkpoints=False, calm_after_s=0.0)
 
 
 def failure_pauses(cell: CellSettings, seed: int) -> list[tuple[tuple[float, float], ...]]:
@@ -128,14 +122,50 @@ def trained(simulation: Simulation) -> int:
     return sum(island.tokens for island in simulation.islands.values())
 
 
-def global_params(like: Params, manifest: FragmentManifest | None, durable: Durable) -> Params:
-    """Returns the durable global parameters in the task's structure and dtypes."""
-    assert manifest is not None
+def _scheduled(task: Task, steps: int) -> Task:
+    """Returns the task with schedules that end after so many steps: the aggregator ends a run by fewer tokens."""
+
+    def train(params: Params, opt_state: Any, batch: Any, schedule: Schedule) -> tuple[Params, Any, Any]:
+        return task.train(params, opt_state, batch, schedule._replace(total_steps=steps))
+
+    return replace(task, train=train)
+
+
+def _train(simulation: Simulation, tokens: int, limit_s: float) -> None:
+    """Lets islands train until they have trained ``tokens``, or the run has ended or failed."""
+    look_every_s = min(island.step_time_s for island in simulation.plan.islands) / LOOKS
+    while trained(simulation) < tokens and simulation.now_s < limit_s:
+        # Not after every event: a step has hundreds of them.
+        simulation.virtual.run_until(simulation.now_s + look_every_s)
+        if simulation.ended() or simulation.virtual.failures:
+            break
+
+
+def global_params(like: Params, leader: Station) -> Params:
+    """Returns the durable global parameters in the task's structure and dtypes.
+
+    Args:
+        like: The task's parameters, whose values stand for what has no version yet.
+        leader: Of a run that has not been left.
+    """
     placed = dict(flatten(like))
-    for p, state in durable.items():
-        for name, value in values_of(manifest.fragments[p], state.params):
+    for p in fragment_ids(leader.disk.path):
+        _, vector = read_newest(leader.disk.path, p)
+        for name, value in values_of(leader.core.run.manifest.fragments[p], vector):
             placed[name] = value.astype(placed[name].dtype)
     return unflatten(like, placed)
+
+
+@contextmanager
+def _captures(*, feedback: bool) -> Iterator[None]:
+    """Has islands lose what their codec rounds away, unless there is ``feedback``: an ablation."""
+    capture = Reference.capture
+    if not feedback:
+        Reference.capture = partialmethod(capture, feedback=False)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Reference.capture = capture  # type: ignore[method-assign]
 
 
 def _forget(now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ Data-parallel training pays for its ring at the end of every step: nothing overl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +28,13 @@ from aggregator.merge.fragment_state import Vector, seeded
 from aggregator.merge.kernels import merge_fragment
 from aggregator.merge.outer_step import make_outer_step
 from broker.base.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, merged_by, partition
+from broker.wire.fragments import FragmentManifest, TensorSpec, merged_by, partition
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor, payload_bytes
 from islands.arrays.partition import tensor_specs
 from islands.arrays.tree import flatten, unflatten
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
-from ops.lab.records import Outcome, Point
-from ops.lab.training import Judge, values_of
+from ops.lab.records import Judge, Outcome, Point
 from ops.plans.cell import CellSettings, Mode
 
 
@@ -227,6 +226,14 @@ class _Outer:
         for name, value in values_of(self._manifest.fragments[p], vector):
             leaves[name] = _like(leaves[name], value)
         return unflatten(params, leaves)
+
+
+def values_of(tensors: Iterable[TensorSpec], vector: Vector) -> Iterator[tuple[str, Vector]]:
+    """Yields the name and the value, in its shape, of every tensor of a fragment."""
+    start = 0
+    for tensor in tensors:
+        yield tensor.name, vector[start : start + tensor.size].reshape(tensor.shape)
+        start += tensor.size
 
 
 def _like(leaf: Any, value: Vector) -> Any:

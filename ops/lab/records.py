@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,9 @@ from broker.base.errors import ConfigError
 from broker.base.sources import from_sources
 from islands.tasks.task import Params
 from ops.text import finite
+
+#: Judges parameters on the way: a few sequences.
+Judge = Callable[[Params], float]
 
 
 class Point(NamedTuple):

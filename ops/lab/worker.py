@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import inspect
 import json
+import logging
 import math
 import sys
 import time
@@ -34,6 +35,7 @@ CURVE_SEQUENCES = 512
 def main(arguments: list[str]) -> int:
     """Runs the job; returns 2 if its settings are wrong."""
     job: dict[str, Any] = json.loads(arguments[0])
+    logging.disable(logging.WARNING)  # what each process of a run tells of itself
     try:
         record = run_cell(
             cell_settings(job["settings"]),

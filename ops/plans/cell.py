@@ -25,7 +25,7 @@ class Mode(StrEnum):
     DATA_PARALLEL = "data-parallel"  # gradients are averaged at every step
     DILOCO = "diloco"  # everybody stops every H steps; one merge of the whole model
     STREAMING = "streaming"  # fragment by fragment, everybody at the same steps, tau steps of overlap
-    DECOUPLED = "decoupled"  # the production cores in virtual time
+    DECOUPLED = "decoupled"  # the production programs in virtual time
 
 
 #: The form of one event, in lists of them.

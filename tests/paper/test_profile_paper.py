@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from aggregator.interface.config import AggregatorConfig
-from aggregator.merge.outer_step import make_outer_step
+from aggregator.interface.events import Persisted
 from aggregator.rules.recipes import begun_with
+from aggregator.store.commit_file import read_params
+from aggregator.store.layout import commit_path
 from broker.wire.messages import Profile
 from islands.tasks.task import DataShare, Task
-from ops.lab.training import Rule, Training, TrainingAggregator
-from ops.virtual.plan import IslandPlan, SimulationPlan
-from ops.virtual.queue import LinkModel
+from ops.virtual.plan import IslandPlan, LinkModel, SimulationPlan
 from ops.virtual.simulation import Simulation
 
 pytestmark = pytest.mark.timeout(600)
@@ -192,17 +192,13 @@ def produced(step_times_s=(1.0,) * ISLANDS, **changes):
         dead_after_s=40.0,
         suspect_after_s=20.0,
     )
-    rule = Rule(feedback=True, seed=0, fleet_tokens=ISLANDS * TOKENS, total_tokens=config.total_tokens)
     commits = []
 
-    class Remembering(TrainingAggregator):
-        def persist(self, commit):
-            super().persist(commit)
-            commits.append((commit, self._durable[commit.fragment_id].params.copy()))
-
-    class Works(Training):
-        def aggregator(self):
-            return Remembering(self.durable, self._outer_step)
+    class Remembering(Simulation):
+        def hears(self, station, event):
+            super().hears(station, event)
+            if isinstance(event, Persisted):
+                commits.append(read_params(commit_path(station.disk.path, event.fragment_id, event.fragment_version)))
 
     plan = SimulationPlan(
         seed=1,
@@ -211,11 +207,13 @@ def produced(step_times_s=(1.0,) * ISLANDS, **changes):
             IslandPlan(island_id=f"island-{i}", step_time_s=s, jitter=0.0, link=LinkModel(delay_s=(0.004, 0.006)))
             for i, s in enumerate(step_times_s)
         ),
+        checkpoints=False,
+        calm_after_s=0.0,
     )
-    works = Works(TASK, rule, make_outer_step(*config.outer_rule))
-    simulation = Simulation(plan, works, lambda *_: None, watching=False)
-    assert simulation.run(60.0 * STEPS)
-    return config, [tuple(tensor.name for tensor in each) for each in simulation.disk.manifest.fragments], commits
+    with Remembering(plan, lambda island: TASK, lambda *_: None, watching=False) as simulation:
+        assert simulation.run(60.0 * STEPS)
+    manifest = simulation.aggregator.core.run.manifest
+    return config, [tuple(tensor.name for tensor in each) for each in manifest.fragments], commits
 
 
 @pytest.fixture(scope="module")

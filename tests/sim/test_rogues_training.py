@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.merge.outer_step import make_outer_step
 from islands.tasks.task import load_task
 from ops.faults.kinds import MISBEHAVIORS, FaultKind
 from ops.lab.decoupled import global_params, plan_of
-from ops.lab.training import Rule, Training
 from ops.plans.cell import cell_settings
 from ops.virtual.plan import IslandPlan
 from ops.virtual.simulation import Simulation
@@ -23,18 +21,18 @@ HONEST = 5
 
 def loss_after(manners: tuple[FaultKind, ...]) -> tuple[float, Simulation]:
     """Returns the held-out loss after the honest islands' steps, with a rogue of each manner beside them."""
-    recipe = {"mode": "decoupled", "fragments": 4, "sync_interval": 12, "codec": "bf16"}
-    cell = cell_settings({**recipe, "islands": HONEST, "steps": STEPS})
+    recipe = {"mode": "decoupled", "fragments": 4, "sync_interval": 12, "codec": "bf16", "outer_momentum": 0.0}
+    cell = cell_settings({**recipe, "outer_learning_rate": 1.0, "islands": HONEST, "steps": STEPS})
     islands = HONEST + len(manners)
-    fleet_tokens = islands * TASK.tokens_per_step  # the schedule goes by what all of them say that they have trained
-    rule = Rule(feedback=True, seed=0, fleet_tokens=fleet_tokens, total_tokens=STEPS * fleet_tokens)
-    training = Training(TASK, rule, make_outer_step(1.0, 0.0))
-    plan = plan_of(cell, 0, STEPS * fleet_tokens, TASK.tokens_per_step)
+    # The schedule goes by what all of them say that they have trained.
+    plan = plan_of(cell, 0, STEPS * islands * TASK.tokens_per_step, TASK.tokens_per_step)
     rogues = tuple(IslandPlan(island_id=f"rogue-{each}", step_time_s=1.0, jitter=0.0, manner=each) for each in manners)
-    config = replace(plan.config, islands=islands, quarantine_s=30.0)
-    simulation = Simulation(replace(plan, islands=(*plan.islands, *rogues), config=config), training)
-    assert simulation.run(20.0 * STEPS)
-    params = global_params(TASK.init(0)[0], simulation.disk.manifest, training.durable)
+    plan = replace(
+        plan, islands=(*plan.islands, *rogues), config=replace(plan.config, islands=islands, quarantine_s=30.0)
+    )
+    with Simulation(plan, lambda island: TASK) as simulation:
+        assert simulation.run(20.0 * STEPS)
+        params = global_params(TASK.init(0)[0], simulation.aggregator)
     return TASK.evaluate(params), simulation
 
 

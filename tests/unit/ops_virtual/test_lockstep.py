@@ -8,7 +8,7 @@ from broker.base.errors import ConfigError
 from broker.wire.messages import Pacing, Phase, Profile, Recipe
 from islands.protocol.lockstep import Lockstep
 from ops.virtual.plan import IslandPlan, SimulationPlan
-from ops.virtual.simulation import Simulation
+from tests.sim.counting import TOKENS, run
 
 
 def recipe(**changes):
@@ -61,16 +61,15 @@ def test_an_island_that_dies_is_waited_for_until_it_counts_as_dead_and_comes_bac
     config = AggregatorConfig(
         **begun_with({"profile": profile, "fragments": fragments, "sync_interval": 8}),
         islands=3,
-        total_tokens=3 * 100 * 300,
+        total_tokens=3 * 100 * TOKENS,
         share_takeover_s=0.0,
     )
     islands = [IslandPlan(island_id=f"island-{i}", step_time_s=0.1, jitter=0.2) for i in range(2)]
     islands.append(IslandPlan(island_id="island-2", step_time_s=0.1, crashes_at_s=(5.0,), restart_s=3.0))
-    simulation = Simulation(SimulationPlan(seed=3, config=config, islands=tuple(islands)))
-    assert simulation.run(600.0)
-    run = simulation.aggregator.core.run
-    assert run.phase is Phase.ENDED
-    rounds = run.ledger.participation().rounds
+    simulation = run(SimulationPlan(seed=3, config=config, islands=tuple(islands)))
+    state = simulation.aggregator.core.run
+    assert state.phase is Phase.ENDED
+    rounds = state.ledger.participation().rounds
     assert rounds[3] > 0.8 * rounds.total()
     steps = [island.step for island in simulation.islands.values()]
     assert max(steps) - min(steps) <= 8
