@@ -2,13 +2,12 @@
 
     python -m tests.sim.trust --seeds 20 [--liar NAME ..] [--jobs 2]      # each liar beside four honest islands
     python -m tests.sim.trust --seeds 20 --honest [NAME ..] [--jobs 2]    # fleets without a liar, trust on against off
-    python -m tests.sim.trust --seeds 5 --rule weiszfeld [--liar NAME ..]  # another rule in the place of trust
-    python -m tests.sim.trust --seeds 5 --rule weiszfeld --length 1.5      # the same, at 1.5 times the length of steps
+    python -m tests.sim.trust --seeds 5 --rule examples.geometric_median:GeometricMedian    # in the place of trust
 
 Both runs of a pair have the same seed, parameters, batches of each island, and delays. With a liar the other run is the
-honest islands alone, under the same rule and at the same length, which train as many steps: what is missing is the
-liar's tokens. So the third column says what a liar costs under a rule, and the second what the rule itself costs, which
-depends on its length. Without a liar the other run is always tokens alone. The task is the example in numpy.
+honest islands alone, under the same rule, which train as many steps: what is missing is the liar's tokens. So the third
+column says what a liar costs under a rule, and the second what the rule itself costs. Without a liar the other run is
+always tokens alone. The task is the example in numpy.
 The column "weight" has the liars' mean merge weight beside that of the others; of fleets without a liar the least share
 that any island has in the merges of any seed, beside its share without trust.
 """
@@ -16,13 +15,12 @@ that any island has in the merges of any seed, beside its share without trust.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import multiprocessing
 import os
 import random
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -31,26 +29,21 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.interface.config import AggregatorConfig
-from aggregator.interface.events import Computed, Merge
-from aggregator.merge.outer_step import make_outer_step
-from aggregator.merge.pieces import vector
 from aggregator.rules.quarantine import OFFENCES
-from broker.wire.messages import Codec, Reason
-from broker.wire.tensors import encode_vector
+from broker.wire.messages import Reason
 from islands.tasks.task import DataShare, Task, load_task
 from ops.faults.kinds import LIES, FaultKind
 from ops.lab.decoupled import global_params, plan_of
 from ops.lab.statistics import interval
-from ops.lab.training import Rule, Training, TrainingAggregator, TrainingIsland
 from ops.plans.cell import cell_settings
-from ops.virtual.plan import IslandPlan
 from ops.virtual.simulation import Simulation
 
 HONEST = 4
 #: Of each island: 400,000 tokens of four honest islands and a liar.
 STEPS = 1250
 RECIPE = {"mode": "decoupled", "fragments": 8, "sync_interval": 24, "codec": "bf16", "jitter": 0.1}
+#: A plain outer step.
+PLAIN = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
 #: Heartbeats and blocks of data are rare: they would take longer than the steps, which are short.
 CALM: dict[str, Any] = {
     "heartbeat_interval_s": 4.0,
@@ -58,8 +51,6 @@ CALM: dict[str, Any] = {
     "dead_after_s": 48.0,
     "data_ahead_s": 60.0,
 }
-#: float [contributions, elements], or [elements].
-Vectors = Any
 #: Reasons that say something of an island itself; quarantine begins with them.
 BLAMED = OFFENCES | {Reason.QUARANTINED}
 #: More than there are islands: each has batches of its own, which no other island and no other seed has.
@@ -173,84 +164,6 @@ def _moved(task: Task, by: float) -> Task:
     return replace(task, train=train, evaluate=evaluate) if by else task
 
 
-def trimmed(vectors: Vectors) -> Vectors:
-    """Returns the mean of each element without its smallest and largest fifth, one at least."""
-    cut = max(1, len(vectors) // 5)
-    return np.sort(vectors, axis=0)[cut:-cut].mean(axis=0) if len(vectors) > 2 * cut else vectors.mean(axis=0)
-
-
-#: Rules of others, which know nothing of who is who; at the length of an RDA, as ours: the mean of the lengths. One
-#: that goes by products is the run's own merge rule; one that goes by elements makes a vector of its own.
-OWN: Mapping[str, str] = {"weiszfeld": "examples.geometric_median:GeometricMedian"}
-RULES: Mapping[str, Callable[[Vectors], Vectors]] = {"trimmed": trimmed}
-
-
-def merged_by(rule: Callable[[Vectors], Vectors], action: Merge) -> Merge:
-    """Returns an order to merge the one vector that a rule makes of all contributions."""
-    vectors = np.stack([vector(part.payload) for part in action.parts])
-    found = rule(vectors)
-    found *= np.linalg.norm(vectors, axis=1).mean() / max(float(np.linalg.norm(found)), 1e-30)
-    shapes = [tensor.shape for tensor in action.parts[0].payload]
-    payload = encode_vector(found.astype(np.float32), shapes, Codec.F32)
-    total = sum(part.token_weight for part in action.parts)
-    discount = sum(part.token_weight * part.staleness_weight for part in action.parts) / total if total else 0.0
-    merged = replace(action.parts[0], payload=payload, token_weight=total, staleness_weight=discount)
-    return replace(action, parts=(merged,))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """What is measured: trust, or a rule in its place.
-
-    Attributes:
-        rule: Key of ``OWN`` or ``RULES``; empty: weights by tokens, and by trust if that is on.
-        trust: Whether trust is on.
-        length: By which the length of each step is multiplied.
-    """
-
-    rule: str = ""
-    trust: bool = True
-    length: float = 1.0
-
-    def applied(self, action: Merge) -> Merge:
-        """Returns the order to merge by this candidate."""
-        made = merged_by(RULES[self.rule], action) if self.rule in RULES else action
-        parts = tuple(replace(part, staleness_weight=part.staleness_weight * self.length) for part in made.parts)
-        return replace(made, parts=parts)
-
-
-TRUST, TOKENS = Candidate(), Candidate(trust=False)
-
-
-class Works(Training):
-    """Gives each island batches of its own, and sums up the weights of merges."""
-
-    def __init__(self, tasks: Mapping[str, Task], rule: Rule, candidate: Candidate) -> None:
-        self._candidate = candidate
-        super().__init__(next(iter(tasks.values())), rule, make_outer_step(1.0, 0.0))
-        self._tasks = tasks
-        self.weights: defaultdict[str, float] = defaultdict(float)
-
-    def island(self, island_id: str, life: int) -> TrainingIsland:
-        """See :class:`ops.virtual.work.Works`."""
-        return TrainingIsland(self._tasks[island_id], self._rule)
-
-    def aggregator(self) -> TrainingAggregator:
-        """See :class:`ops.virtual.work.Works`."""
-        made = super().aggregator()
-        merge = made.merge
-
-        def weighed(action: Merge) -> Computed:
-            done = merge(self._candidate.applied(action))
-            total = sum(part.token_weight for part in action.parts)
-            for part in action.final_parts(done.cosines):
-                self.weights[part.island_id] += part.token_weight * part.staleness_weight / total if total else 0.0
-            return done
-
-        made.merge = weighed  # type: ignore[method-assign]
-        return made
-
-
 def with_stream(task: Task, stream: int) -> Task:
     """Returns the task with batches that only this stream has, whichever blocks an island is given."""
 
@@ -263,78 +176,73 @@ def with_stream(task: Task, stream: int) -> Task:
     return replace(task, data=data)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What is measured: trust, or a merge rule in its place.
+
+    Attributes:
+        rule: The run's setting ``merge``; empty: its default.
+        trust: Whether trust is on.
+    """
+
+    rule: str = ""
+    trust: bool = True
+
+
+TRUST, TOKENS = Candidate(), Candidate(trust=False)
+
+
 def run(name: str, seed: int, steps: int = STEPS, *, candidate: Candidate = TRUST, alone: bool = False) -> Result:
     """Returns what came out of a fleet's run of that many steps of each island; ``alone``: without its liars."""
     fleet = {**LIARS, **HONEST_FLEETS}[name]
-    liars = () if alone else fleet.liars
-    islands = fleet.honest + len(liars)
+    manners = (*fleet.honest * (None,), *(() if alone else fleet.liars))
     tasks = languages(2 if fleet.others else 1)
     per_step = tasks[0].tokens_per_step
     cell = cell_settings(
-        {**RECIPE, "task": "examples.numpy_task:task", "islands": islands, "steps": steps, **fleet.cell}
+        {**RECIPE, "task": "examples.numpy_task:task", "islands": len(manners), "steps": steps, **fleet.cell}
         | (faults_of(fleet, seed, steps) if fleet.faults else {})
     )
-    total_tokens = steps * islands * per_step
-    plan = plan_of(cell, seed, total_tokens, per_step)
-    changed = CALM | ({"trust": candidate.trust} if has_trust() else {})
-    if candidate.rule in OWN:
-        changed |= {"merge": OWN[candidate.rule]}
-    planned = [
-        replace(each, manner=liars[i - fleet.honest], honest_until_s=fleet.honest_share * steps)
-        if i >= fleet.honest
-        else each
-        for i, each in enumerate(plan.islands)
-    ]
-    others = {each.island_id for each in planned[fleet.honest - fleet.others : fleet.honest]}
-    own = {
-        each.island_id: with_stream(tasks[each.island_id in others], seed * STREAMS + i)
-        for i, each in enumerate(planned)
-    }
-    works = Works(
-        own, Rule(feedback=True, seed=seed, fleet_tokens=islands * per_step, total_tokens=total_tokens), candidate
+    plan = plan_of(cell, seed, steps * len(manners) * per_step, per_step)
+    rule = {"merge": candidate.rule} if candidate.rule else {}
+    honest_until_s = fleet.honest_share * steps
+    plan = replace(
+        plan,
+        config=replace(plan.config, **CALM, **PLAIN, **rule, trust=candidate.trust),
+        islands=tuple(
+            replace(each, manner=manner, honest_until_s=honest_until_s)
+            for each, manner in zip(plan.islands, manners, strict=True)
+        ),
     )
+    names = [each.island_id for each in plan.islands]
+    lying, others = names[fleet.honest :], names[fleet.honest - fleet.others : fleet.honest]
+    own = {each: with_stream(tasks[each in others], seed * STREAMS + i) for i, each in enumerate(names)}
+    weights: Counter[str] = Counter()  # type: ignore[assignment]
     kept_out: list[tuple[float, str]] = []
 
-    def note(now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
-        if name == "island.quarantined":
-            kept_out.append((now_s, str(fields["island"])))
+    def note(now_s: float, who: str, event: str, fields: Mapping[str, Any]) -> None:
+        if event == "island.quarantined":
+            kept_out.append((now_s, fields["island"]))
+        elif event == "version.committed":
+            weights.update({each["island"]: each["merge_weight"] for each in fields["contributions"]})
 
-    config = replace(plan.config, **changed)
-    simulation = Simulation(replace(plan, islands=tuple(planned), config=config), works, note, watching=False)
-    assert simulation.run(20.0 * steps), f"{name}, seed {seed}: the run does not end"
-    return _result(simulation, planned, others, works, kept_out, tasks, seed)
-
-
-def _result(
-    simulation: Simulation,
-    planned: list[IslandPlan],
-    others: set[str],
-    works: Works,
-    kept_out: list[tuple[float, str]],
-    tasks: tuple[Task, ...],
-    seed: int,
-) -> Result:
-    lying = {each.island_id for each in planned if each.manner is not None}
+    with Simulation(plan, lambda island: own[island.name], note, watching=False) as simulation:
+        assert simulation.run(20.0 * steps), f"{name}, seed {seed}: the run does not end"
+        params = global_params(tasks[0].init(seed)[0], simulation.aggregator)
     odd = lying or others
-    usual = [works.weights[each.island_id] for each in planned if each.island_id not in odd]
     members = simulation.aggregator.core.run.members
     refused = {m.island_id: sum(n for reason, n in m.refusals.items() if reason in BLAMED) for m in members}
-    params = global_params(tasks[0].init(seed)[0], simulation.disk.manifest, works.durable)
     caught = [at_s for at_s, who in kept_out if who in lying]
     return Result(
         loss=fmean(task.evaluate(params) for task in tasks),
         honest_tokens=sum(island.tokens for name, island in simulation.islands.items() if name not in lying),
-        weight=fmean(works.weights[name] for name in odd) / fmean(usual) if odd else 1.0,
-        shares={name: weight / sum(works.weights.values()) for name, weight in works.weights.items()},
+        weight=fmean(weights[name] for name in odd) / fmean(weights[each] for each in names if each not in odd)
+        if odd
+        else 1.0,
+        shares={name: weight / weights.total() for name, weight in weights.items()},
         refusals=sum(refused[name] for name in lying),
         accused=sum(n for name, n in refused.items() if name not in lying) + len(kept_out) - len(caught),
-        quarantined=caught[0] / simulation.queue.now_s if caught else None,
+        quarantined=caught[0] / simulation.now_s if caught else None,
     )
-
-
-def has_trust() -> bool:
-    """Whether this code has the setting."""
-    return "trust" in {each.name for each in dataclasses.fields(AggregatorConfig)}
 
 
 Pair = tuple[Result, Result]
@@ -388,16 +296,13 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--liar", nargs="+", choices=list(LIARS), help="only these (default: all)")
     parser.add_argument("--honest", nargs="*", choices=list(HONEST_FLEETS), help="fleets without a liar instead")
-    parser.add_argument("--rule", choices=[*OWN, *RULES], default="", help="in the place of trust")
-    parser.add_argument("--length", type=float, default=1.0, help="multiplies the length of each step (default: 1)")
+    parser.add_argument("--rule", default="", metavar="MODULE:RULE", help="a merge rule, in the place of trust")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     args = parser.parse_args()
-    candidate = Candidate(rule=args.rule, trust=not args.rule, length=args.length)
+    candidate = Candidate(rule=args.rule, trust=not args.rule)
     names = args.liar or list(LIARS)
     if args.honest is not None:
         names = args.honest or list(HONEST_FLEETS)
-        if not has_trust():
-            print("without a setting `trust` both runs of a pair are the same", file=sys.stderr)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     columns = COLUMNS.split(", ")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
