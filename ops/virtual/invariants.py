@@ -186,8 +186,6 @@ class Invariants:
             version, digest = commits[p].fragment_version, commits[p].digest
             if (p, version) in self._published:
                 hold(1, self._contents.name((p, version), digest))
-        for commit in commits.values():
-            self.persisted(commit)
 
     def after_aggregator_event(self, aggregator: Station) -> None:
         """The ledger must balance after every event."""

@@ -345,7 +345,10 @@ class Simulation:
     def leads(self, station: Station) -> None:
         """A core is about to lead."""
         self.note(self.now_s, station.address, "leads", {"epoch": station.core.run.epoch})
-        self.invariants.leading(station)
+        if self.plan.standbys:
+            self.invariants.leading(station)
+        for commit in station.commits().values():  # also what a life has written that died before it knew
+            self.invariants.persisted(commit)
         self.leaders[station.config.shard] = station
 
     def hears(self, station: Station, event: agg.Event) -> None:
