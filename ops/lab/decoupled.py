@@ -1,8 +1,8 @@
-"""One decoupled run: the real programs in virtual time, with real training (:mod:`ops.virtual.simulation`)."""
+"""Trains a cell by the real programs in virtual time (:mod:`ops.virtual.simulation`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partialmethod
@@ -12,10 +12,12 @@ from aggregator.store.layout import fragment_ids, read_newest
 from broker.base.errors import ConfigError
 from islands.arrays.reference import Reference
 from islands.arrays.tree import flatten, unflatten
+from islands.protocol import events as ie
 from islands.tasks.task import Params, Schedule, Task
 from ops.lab.lockstep import values_of
 from ops.lab.records import Judge, Outcome, Point
 from ops.plans.cell import CellSettings
+from ops.virtual.island import Island
 from ops.virtual.plan import IslandPlan, LinkModel, SimulationPlan
 from ops.virtual.simulation import Simulation
 from ops.virtual.station import Station
@@ -24,6 +26,24 @@ from ops.virtual.station import Station
 PATIENCE = 20.0
 #: How often in a step of the fastest island to look whether a point of the loss curve is due.
 LOOKS = 8
+
+
+class Run(Simulation):
+    """A run whose islands join over quick links.
+
+    Joining takes ten journeys, which in the laboratory may be many steps: an island would come late by as much.
+    """
+
+    def start_island(self, plan: IslandPlan) -> None:
+        """See :class:`Simulation`."""
+        self.wires.become(plan.island_id, LinkModel())
+        super().start_island(plan)
+
+    def acts(self, island: Island, event: ie.Event | None, actions: Sequence[ie.Action]) -> None:
+        """See :class:`Simulation`."""
+        super().acts(island, event, actions)
+        if any(isinstance(action, ie.Joined) for action in actions):
+            self.wires.become(island.name, island.plan.link or self.plan.link)
 
 
 def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
@@ -46,7 +66,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     longest_s = PATIENCE * total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
     with (
         _captures(feedback=cell.error_feedback),
-        Simulation(plan, lambda island: _scheduled(task, cell.steps), _forget, watching=False) as simulation,
+        Run(plan, lambda island: _scheduled(task, cell.steps), _forget, watching=False) as simulation,
     ):
         for k in range(1, cell.evaluations):
             # By tokens, not by time: the points of all modes are at the same counts.
@@ -123,7 +143,10 @@ def trained(simulation: Simulation) -> int:
 
 
 def _scheduled(task: Task, steps: int) -> Task:
-    """Returns the task with schedules that end after so many steps: the aggregator ends a run by fewer tokens."""
+    """Returns the task with schedules that end after so many steps.
+
+    The aggregator's target is less, by what is trained until islands hear of the end.
+    """
 
     def train(params: Params, opt_state: Any, batch: Any, schedule: Schedule) -> tuple[Params, Any, Any]:
         return task.train(params, opt_state, batch, schedule._replace(total_steps=steps))

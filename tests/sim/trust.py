@@ -33,10 +33,9 @@ from aggregator.rules.quarantine import OFFENCES
 from broker.wire.messages import Reason
 from islands.tasks.task import DataShare, Task, load_task
 from ops.faults.kinds import LIES, FaultKind
-from ops.lab.decoupled import global_params, plan_of
+from ops.lab.decoupled import Run, global_params, plan_of
 from ops.lab.statistics import interval
 from ops.plans.cell import cell_settings
-from ops.virtual.simulation import Simulation
 
 HONEST = 4
 #: Of each island: 400,000 tokens of four honest islands and a liar.
@@ -225,7 +224,7 @@ def run(name: str, seed: int, steps: int = STEPS, *, candidate: Candidate = TRUS
         elif event == "version.committed":
             weights.update({each["island"]: each["merge_weight"] for each in fields["contributions"]})
 
-    with Simulation(plan, lambda island: own[island.name], note, watching=False) as simulation:
+    with Run(plan, lambda island: own[island.name], note, watching=False) as simulation:
         assert simulation.run(20.0 * steps), f"{name}, seed {seed}: the run does not end"
         params = global_params(tasks[0].init(seed)[0], simulation.aggregator)
     odd = lying or others
