@@ -143,7 +143,7 @@ def trained(simulation: Simulation) -> int:
 
 
 def _scheduled(task: Task, steps: int) -> Task:
-    """Returns the task with schedules that end after so many steps.
+    """Returns the task, whose schedules now end after ``steps``.
 
     The aggregator's target is less, by what is trained until islands hear of the end.
     """
