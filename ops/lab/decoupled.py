@@ -24,6 +24,8 @@ from ops.virtual.station import Station
 
 #: A run that takes this multiple of its expected duration has a bug.
 PATIENCE = 20.0
+#: When broker and aggregator are there: islands that ask before try again half a second later, and step apart.
+BEGINS_AT_S = 0.5
 #: How often in a step of the fastest island to look whether a point of the loss curve is due.
 LOOKS = 8
 
@@ -111,7 +113,7 @@ def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> 
                 island_id=f"island-{i}",
                 step_time_s=cell.step_time_s(i),
                 jitter=cell.jitter,
-                joins_at_s=join[0] if join else 0.0,
+                joins_at_s=max(BEGINS_AT_S, join[0] if join else 0.0),
                 leaves_at_s=join[1] if join else None,
                 pauses=pauses[i],
                 outages=tuple((at_s, for_s) for who, at_s, for_s in cell.outages if int(who) == i),
