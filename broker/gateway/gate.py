@@ -170,7 +170,7 @@ class Gate:
     # --- sockets ---
 
     def guard(self, sock: zmq.asyncio.Socket) -> None:
-        """Makes a socket ask whom to let in; to be called before it is bound."""
+        """Makes a socket ask for each connection if it may come in; called before it is bound."""
         if self._pair is not None:
             sock.curve_server = True
             sock.curve_publickey = self._pair.public.encode()

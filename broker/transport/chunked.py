@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from broker.base.errors import RemoteProtocolError
-from broker.chunks import chunk_heads
+from broker.chunks import chunk_heads, subflow
 from broker.chunks.bonding import Bonding
 from broker.chunks.flow import Flow
 from broker.chunks.memory import ReusedMemory
@@ -19,7 +19,7 @@ from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
 from broker.chunks.partial_messages import PartialMessages
 from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Refused
 from broker.chunks.sending import Transfer
-from broker.chunks.subflow import LONGEST_STALL_S, STALLED_S
+from broker.chunks.subflow import LONGEST_STALL_S
 from broker.process import chance
 from broker.routing.resending import Carried
 from broker.wire.headers import Buffer, Limits
@@ -71,7 +71,7 @@ class Chunked:
         self.flow, self.bonding = self._begin()
 
     def carried(self, connection: int) -> Carried:
-        """Returns what the connection of now has carried up."""
+        """Returns what the present connection has carried up."""
         link = Link(self._up.bytes_per_s, self._down.bytes_per_s, self._up.round_trip_s)
         if connection != self.connection:
             return Carried(0, 0, connection, link)
@@ -95,7 +95,9 @@ class Chunked:
             incoming.broken = False
             return True
         silent_s = out.silent_s(now_s)
-        if silent_s <= STALLED_S or silent_s <= min(LONGEST_STALL_S, out.patience_s * 2.0 ** min(self._stalls, 16)):
+        if silent_s <= subflow.STALLED_S:
+            return False
+        if silent_s <= min(LONGEST_STALL_S, out.patience_s * 2.0 ** min(self._stalls, 16)):
             return False
         self._stalls += 1
         return True

@@ -106,6 +106,7 @@ class Simulation:
 
     def __enter__(self) -> Self:
         warm_up()  # else the first run of a process writes files of the compiler in the name of its aggregator
+        gc.freeze()  # what is there before is not looked through at the end
         self.virtual.__enter__()
         self.disks.__enter__()
         plan = self.plan
@@ -126,6 +127,7 @@ class Simulation:
         with warnings.catch_warnings():  # of connections to Redis, which a killed process leaves open
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
+        gc.unfreeze()
 
     @property
     def now_s(self) -> float:

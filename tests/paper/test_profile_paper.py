@@ -186,6 +186,7 @@ def produced(step_times_s=(1.0,) * ISLANDS, **changes):
     config = AggregatorConfig(
         **begun_with(given),
         run_id="paper",
+        trust=False,  # the papers weigh by tokens alone
         islands=ISLANDS,
         total_tokens=(STEPS - 4) * ISLANDS * TOKENS,
         share_takeover_s=0.0,

@@ -53,6 +53,7 @@ def _adopt(theta, value, names, mix):
             x[p] = (mix * x[p] + (1 - mix) * value[p]).astype(np.float32)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize(
     "step_times_s", [(1.0, 1.0, 1.0), (1.0, 1.7, 5.0)], ids=["equal speeds", "one five times slower"]
 )

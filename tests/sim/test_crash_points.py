@@ -19,7 +19,7 @@ PLACES = [
     *((writer, point) for writer in WRITERS for point in (Point.PERSIST, Point.PERSISTED)),
 ]
 #: Of all that a process says or writes so many are tried, from the first to the last, a part in each test.
-TRIED, PARTS = 16, 4
+TRIED, PARTS = 16, 8
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,7 @@ def test_an_island_that_is_four_times_slower_is_given_a_quarter_of_the_data_and_
     assert all(len(commit.ledger["data"]) <= most for commit in simulation.aggregator.commits().values())
 
 
+@pytest.mark.full("seconds; packed seeds have islands that come late")
 def test_an_island_that_is_added_in_mid_run_is_given_what_nobody_had() -> None:
     simulation = run(with_one(fleet(0.05, 0.05, 0.1, batches=800), 2, joins_at_s=10.0))
     before = max(b for at_s, _, _, b in given(simulation) if at_s < 10.0)
@@ -80,6 +81,7 @@ def test_what_an_island_that_dies_has_not_trained_goes_out_again_at_once(shards:
         reach = b
 
 
+@pytest.mark.full("seconds; packed seeds have islands that are cut off")
 def test_islands_that_are_cut_off_train_on_and_what_they_train_is_counted() -> None:
     simulation = run(with_one(fleet(0.05, 0.05, 0.05, batches=800), 2, outages=((8.0, 2.5),)))
     assert simulation.invariants.dealing.own > 0

@@ -14,7 +14,7 @@ import pytest
 from tests.sim.packed import check
 
 
-@pytest.mark.rotating(12)
+@pytest.mark.rotating(30)
 def test_whatever_is_packed_into_a_few_seconds_every_invariant_holds(packed_seeds: range) -> None:
     for seed in packed_seeds:
         check(seed)

@@ -17,10 +17,10 @@ LINKS = links((*STATIONS, "island-0", "island-1"), STATIONS, brokers=1)
 
 
 SUBSETS = [chosen for many in range(len(LINKS)) for chosen in combinations(LINKS, 1 + many)]
-PARTS = 8
+PARTS = 16
 
 
-@pytest.mark.rotating(4)
+@pytest.mark.rotating(8)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_whichever_links_are_cut_and_come_back_the_run_goes_on_and_loses_nothing_that_was_merged(part: int) -> None:
     for number in range(part, len(SUBSETS), PARTS):

@@ -36,25 +36,26 @@ def check_that_nothing_was_lost(simulation: Simulation) -> None:
     assert books["merged"] == books["trained"]
 
 
+@pytest.mark.full("seconds; the fast profile has a cluster that is stopped as a whole")
 def test_islands_that_pause_in_turn_lose_nothing_and_are_the_same_life_afterwards() -> None:
-    plan = steady(total_tokens=160_000)
-    islands = tuple(replace(each, pauses_at_s=(8.0 + 2 * i,)) for i, each in enumerate(plan.islands))
+    plan = steady(3, total_tokens=75_000)
+    islands = tuple(replace(each, pauses_at_s=(4.0 + 2 * i,)) for i, each in enumerate(plan.islands))
     check_that_nothing_was_lost(run(replace(plan, islands=islands)))
 
 
 @pytest.mark.rotating(4)
-@pytest.mark.parametrize("crash_s", [9.0, 9.8, 11.0, 13.5])
+@pytest.mark.parametrize("crash_s", [5.0, 5.8, 7.0, 9.5])
 def test_a_cluster_that_is_stopped_and_started_as_a_whole_loses_nothing(crash_s: float) -> None:
-    plan = steady(total_tokens=160_000)
-    islands = tuple(replace(each, pauses_at_s=(9.0,), restart_s=3.0) for each in plan.islands)
+    plan = steady(3, total_tokens=60_000)
+    islands = tuple(replace(each, pauses_at_s=(5.0,), restart_s=3.0) for each in plan.islands)
     crashes = (*kills("aggregator", crash_s, for_s=1.0), *kills("broker-0", crash_s + 0.1, for_s=1.0))
     check_that_nothing_was_lost(run(replace(plan, islands=islands, faults=crashes)))
 
 
 def test_what_others_have_been_given_during_a_pause_is_theirs() -> None:
-    plan = steady(total_tokens=240_000, share_takeover_s=5.0)
-    plan = with_one(plan, 0, pauses_at_s=(8.0,), restart_s=12.0)
-    simulation = run(replace(plan, faults=kills("broker-0", 8.01, for_s=3.0)))
+    plan = steady(3, total_tokens=120_000, share_takeover_s=5.0)
+    plan = with_one(plan, 0, pauses_at_s=(5.0,), restart_s=10.0)
+    simulation = run(replace(plan, faults=kills("broker-0", 5.01, for_s=3.0)))
     ended = [fields for _, _, name, fields in simulation.trace if name == "block.ended" and "is away" in fields]
     assert ended, "given to others"
     assert incarnations(simulation)["island-0"] == 1
@@ -71,9 +72,9 @@ def paused(seed: int) -> SimulationPlan:
     return replace(plan, islands=tuple(islands))
 
 
-@pytest.mark.rotating(4)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.rotating(8)
+@pytest.mark.parametrize("part", range(8))
 def test_pauses_among_troubles_of_all_kinds_keep_every_invariant(part: int) -> None:
     """Nothing is merged twice, every token is accounted for, and every run ends: checked as it runs."""
-    times = sum(resumed(run(paused(seed), LIMIT_S)) for seed in range(part, 24, 4))
-    assert times >= 6, "most pauses are followed by a process that goes on"
+    times = sum(resumed(run(paused(seed), LIMIT_S)) for seed in range(part, 24, 8))
+    assert times >= 2, "most pauses are followed by a process that goes on"

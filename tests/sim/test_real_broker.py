@@ -19,7 +19,7 @@ KEPT_SEEDS = (
 )
 
 
-@pytest.mark.rotating(4)
+@pytest.mark.rotating(12)
 def test_every_array_arrives_once_in_order_and_whole_and_traffic_goes_on_after_all_faults(packed_seeds):
     for seed in packed_seeds:
         broker_world.run(seed)

@@ -35,30 +35,34 @@ def test_a_calm_fleet_merges_every_token_in_every_shard_as_often_as_in_one(shard
     simulation = run(steady(shards=shards))
     assert least_merged(simulation) == 1.0
     cores = [leader.core.run for leader in simulation.leaders.values()]
-    assert all(15 <= core.versions[p] <= 19 for core in cores for p in core.fragments)
+    assert all(7 <= core.versions[p] <= 11 for core in cores for p in core.fragments)
 
 
 def test_while_a_shard_is_frozen_islands_step_on_and_the_other_fragments_are_merged() -> None:
     frozen = Fault(kind=FaultKind.STOP, targets=("aggregator-1",), at_s=6.0, for_s=5.0)
-    simulation = run(replace(steady(shards=2), faults=(frozen,)))
+    simulation = run(replace(steady(3, shards=2, total_tokens=90_000), faults=(frozen,)))
     assert versions_made(simulation, 1, 6.1, 11.0) == 0
     assert versions_made(simulation, 0, 6.1, 11.0) >= 6
-    assert simulation.now_s < 23.0, "nobody waited for it: it takes 21 s in a calm fleet"
+    assert simulation.now_s < 18.0, "nobody waited for it: it takes 16 s in a calm fleet"
     assert least_merged(simulation) > 0.9
 
 
+@pytest.mark.full("seconds; packed seeds have shards that fail")
 def test_an_island_that_joins_while_a_shard_is_away_is_let_in_when_that_is_back() -> None:
     frozen = Fault(kind=FaultKind.STOP, targets=("aggregator-1",), at_s=4.0, for_s=5.0)
-    simulation = run(replace(with_one(steady(shards=2), 3, joins_at_s=5.0), faults=(frozen,)))
+    simulation = run(replace(with_one(steady(shards=2, total_tokens=120_000), 3, joins_at_s=5.0), faults=(frozen,)))
     (joined_s,) = (at_s for at_s, said in told(simulation, "island.joined") if said["island"] == "island-3")
     assert 9.0 < joined_s < 11.0
     for leader in simulation.leaders.values():
         assert Reading(leader.core).tokens("island-3")["merged"] > 0
 
 
+@pytest.mark.full("seconds; packed seeds have shards that fail")
 def test_a_shard_whose_leader_dies_goes_on_with_its_standby_and_the_others_with_their_leaders() -> None:
     dead = Fault(kind=FaultKind.KILL, targets=("aggregator-1",), at_s=6.0, for_s=30.0)
-    simulation = run(replace(steady(shards=2, failover=True, lease_s=1.0), standbys=1, faults=(dead,)))
+    simulation = run(
+        replace(steady(2, shards=2, total_tokens=60_000, failover=True, lease_s=1.0), standbys=1, faults=(dead,))
+    )
     assert [simulation.leaders[n].name for n in (0, 1)] == ["aggregator", "aggregator-1-standby-1"]
     assert [Reading(simulation.leaders[n].core).epoch for n in (0, 1)] == [1, 2]
     assert versions_made(simulation, 1, 6.0, 10.0) >= 1

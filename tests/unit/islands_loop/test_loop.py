@@ -125,7 +125,7 @@ def test_a_wait_in_step_for_the_loop_s_own_computations_is_no_time_of_synchronis
         in_step_s += time.perf_counter() - at_s
     counted_s = island.sync_share * (time.perf_counter() - began_s)
     assert in_step_s > 0.1  # the copies did wait
-    assert counted_s < in_step_s / 3
+    assert counted_s < 0.6 * in_step_s
     jax.block_until_ready(params)
 
 
