@@ -102,7 +102,7 @@ class _Connection(asyncio.Transport):
             self.process.call_soon(self.protocol.connection_lost, error)
 
     def is_closing(self) -> bool:
-        return self.closing
+        return self.closing or not self.process.alive
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default

@@ -8,10 +8,8 @@ sees everything; what befalls the processes is in the :mod:`ops.virtual.plan`.
 
 from __future__ import annotations
 
-import gc
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -106,7 +104,6 @@ class Simulation:
 
     def __enter__(self) -> Self:
         warm_up()  # else the first run of a process writes files of the compiler in the name of its aggregator
-        gc.freeze()  # what is there before is not looked through at the end
         self.virtual.__enter__()
         self.disks.__enter__()
         plan = self.plan
@@ -124,10 +121,6 @@ class Simulation:
         self.disks.__exit__(None, None, None)
         self.wires.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-        with warnings.catch_warnings():  # of connections to Redis, which a killed process leaves open
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
-        gc.unfreeze()
 
     @property
     def now_s(self) -> float:
