@@ -61,7 +61,7 @@ class Doomed(Simulation):
 
 def test_what_leaders_took_with_them_goes_again_at_once_however_many_they_were() -> None:
     """An island took each of them for a journey in vain, and waited twice as long after each."""
-    for seed in (5, 10):
+    for seed in (1, 4):
         plan = replace(short_plan(seed, steps=100), merge_s=(1.0, 3.0), calm_after_s=40.0)
         stormy = run(plan, kind=Doomed)
         assert sum(name == "leads" for _, _, name, _ in stormy.trace) > 12
