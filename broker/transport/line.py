@@ -284,5 +284,5 @@ class Line:
 
     @property
     def readable(self) -> bool:
-        """Whether there is something to take."""
+        """Returns True if a message has come."""
         return bool(int(self._direct.get(zmq.EVENTS)) & READABLE)

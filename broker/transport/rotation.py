@@ -74,7 +74,7 @@ class AddressRotation:
         self._due_s = now_s + PATIENCE_S
 
     def due(self, now_s: float) -> bool:
-        """Whether it is time for :meth:`next`."""
+        """Returns True if :meth:`next` is due."""
         return now_s >= self._due_s
 
     @property
@@ -95,7 +95,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def is_name(host: str) -> bool:
-    """Whether a host is to be looked up."""
+    """Returns True if the host of an address is a name, to be looked up."""
     return bool(host) and _ip(host) is None
 
 

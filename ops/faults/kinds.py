@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -160,25 +159,6 @@ Tensors = tuple[Encoded, ...]
 Array = npt.NDArray[np.float32]
 
 
-class Payloads(Protocol):
-    """The ways to tamper with a payload."""
-
-    def spoilt(self, payload: Any) -> Any:
-        """Returns it with an element that is not finite."""
-
-    def scaled(self, payload: Any, factor: float) -> Any:
-        """Returns it with every element multiplied."""
-
-    def noise(self, payload: Any, rng: random.Random) -> Any:
-        """Returns as many random bytes, undamaged by the journey."""
-
-    def misshapen(self, payload: Any) -> Any:
-        """Returns it with a shape that the fragment has not."""
-
-    def lied(self, payload: Any, lie: Lie, fragment_id: int, rng: random.Random) -> Any:
-        """Returns the lie in place of a tensor; ``rng`` draws the noise."""
-
-
 class Rogue:
     """Tampers with one island's messages.
 
@@ -197,7 +177,7 @@ class Rogue:
         self,
         manner: FaultKind,
         rate: float,
-        payloads: Payloads,
+        payloads: TamperedTensors,
         rng: random.Random,
         honest: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -245,7 +225,7 @@ class Rogue:
 
 
 class TamperedTensors:
-    """Real payloads, tampered with; checksums are right, so nothing looks damaged. See :class:`Payloads`."""
+    """Real payloads, tampered with; checksums are right, so nothing looks damaged."""
 
     def spoilt(self, payload: Tensors) -> Tensors:
         """Multiplies by NaN."""

@@ -190,7 +190,7 @@ class Island:
 
     @property
     def training(self) -> bool:
-        """Whether it has run a step."""
+        """Returns True once its first step has ended."""
         return self.stepped_at_s < float("inf")
 
     @property

@@ -101,7 +101,7 @@ class Station:
 
     @property
     def alive(self) -> bool:
-        """Whether a process runs here."""
+        """Returns True while a process of the aggregator runs."""
         return self.process is not None and self.process.alive
 
     @property
