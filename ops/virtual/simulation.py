@@ -334,7 +334,7 @@ class Simulation:
             match action:
                 case ie.Note():
                     self.note(self.now_s, island.address, action.name, action.fields)
-                case ie.Fail() if action.reason is not m.Reason.RUN_ENDED:
+                case ie.Fail() if action.reason != m.Reason.RUN_ENDED:
                     self.invariants.island_failed(self, island, action)
 
     def leads(self, station: Station) -> None:
