@@ -311,19 +311,23 @@ class Endpoint:
         self._look()
         for subflow, line in ((0, self._open_line), *self._others.items()):
             for _ in range(AT_A_TIME):  # chunks of a large message may come as fast as they are taken
-                frames = self._taken(line) if chunked.has_room else None
+                frames = self._taken(line) if chunked.has_room and self._has(subflow, line) else None
                 if frames is None:
                     break
                 taken = True
                 # Asked behind the message: what came over a new connection is not taken for the old one's.
                 self._look()
-                if not subflow or self._others.get(subflow) is line:
+                if self._has(subflow, line):
                     chunked.take_in(frames, now_s, subflow)
         self._send_on(chunked)
         self._look_after_others(chunked)
         if taken:
             self._look_again()
         return taken
+
+    def _has(self, subflow: int, line: Line) -> bool:
+        """Returns False once a look has ended this connection: when the first is lost, all end."""
+        return not subflow or self._others.get(subflow) is line
 
     def _read(self, frames: Sequence[Buffer] | Refused) -> Envelope | None:
         """Returns a message; None where it cannot be read."""

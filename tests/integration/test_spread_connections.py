@@ -10,6 +10,7 @@ import numpy as np
 from broker.clients.flows import Flows
 from broker.routing.liveness import LivenessConfig
 from broker.transport.endpoint import Endpoint
+from broker.transport.line import Line
 from broker.wire import messages as m
 from broker.wire.messages import Channel
 from tests.aggregator_hand import beat
@@ -91,6 +92,28 @@ async def test_a_connection_that_breaks_takes_the_others_with_it_and_all_come_ba
                 await island.send(contribution(DELTA, from_step=2 * victim + place))
             got = (await reading).message
             assert bytes(got.payload[0].data) == DELTA.tobytes()
+
+
+@beside_a_broker
+async def test_a_connection_that_is_lost_behind_what_came_over_it_takes_the_others_from_under_no_reader(
+    bench, monkeypatch
+):
+    """The loss is seen between two reads of one turn, and with it the sockets of the others close."""
+    proxy, taken = Relay(bench.listening.bulk_port), Line.taken
+    async with spread(bench, proxy) as (aggregator, island, bulk):
+        await all_carry(bulk, proxy, CONNECTIONS)
+
+        def lost_behind(line):
+            frames = taken(line)
+            if frames is not None and line is bulk._line:
+                monkeypatch.setattr(Line, "taken", taken)
+                line.renew(time.monotonic())
+            return frames
+
+        await aggregator.send(version(DELTA[:4], fragment_version=1))
+        monkeypatch.setattr(Line, "taken", lost_behind)
+        await island.send(m.Want(versions=(0,)))
+        assert (await bulk.recv(WAIT_S)).message.fragment_version == 1
 
 
 @beside_a_broker
