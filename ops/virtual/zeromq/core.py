@@ -24,8 +24,6 @@ Context = Any
 LOOK_EVERY_S = 0.001
 #: A receive looks so often, by messages.
 LOOK_EVERY = 100
-#: Calls take no time here; between two of a real process a monitor may tell of something, as of what is this near.
-BETWEEN_CALLS_S = 2e-4
 
 
 class Out(Protocol):
@@ -49,7 +47,6 @@ class Core:
         self.curve: dict[str, Any] = {}
         self.closed = False
         self.readable: Callable[[], object] = lambda: None
-        self.before_look: Callable[[], object] = lambda: None
         self.dialers: dict[str, Dialer] = {}
         self.ends: dict[int, End] = {}
         self._options: dict[int, Any] = {zmq.LINGER: -1, zmq.RCVHWM: 1000, zmq.SNDHWM: 1000}
@@ -103,7 +100,6 @@ class Core:
     def look(self) -> None:
         """Does what it has been told."""
         self._looked_s = self.context.network.virtual.now_s
-        self.before_look()
         while self._commands:
             self._commands.popleft()()
 
@@ -283,11 +279,11 @@ class Monitor(Inlet):
         super().__init__(Pipe(0, lambda _: None))
         self._context, self._events = context, events
         self._reader: Core | None = None
-        self._coming: deque[tuple[float, list[Frame]]] = deque()
+        self._last_s = 0.0
 
     def connect(self, reader: Core) -> None:
         """Has a PAIR read it."""
-        self._reader, reader.before_look = reader, self._early
+        self._reader = reader
         reader.activate(self)
 
     def tell(self, event: int, value: int, address: str) -> None:
@@ -295,19 +291,10 @@ class Monitor(Inlet):
         if event & self._events:
             network, process = self._context.network, self._context.process
             late_s = network.virtual.between(process.name, "monitor", *network.monitor_s)
-            due_s = max(self._coming[-1][0] if self._coming else 0.0, network.virtual.now_s + late_s)
-            self._coming.append((due_s, [Frame(struct.pack("=Hi", event, value)), Frame(address.encode())]))
-            network.virtual.at(due_s, partial(self._arrive, due_s))
+            self._last_s = max(self._last_s, network.virtual.now_s + late_s)
+            frames = [Frame(struct.pack("=Hi", event, value)), Frame(address.encode())]
+            network.virtual.at(self._last_s, partial(self._arrive, frames))
 
-    def _early(self) -> None:
-        """Tells of what is near, now and then: its process's calls took that long."""
-        virtual = self._context.network.virtual
-        soon_s = virtual.now_s + BETWEEN_CALLS_S
-        if self._coming and self._coming[0][0] < soon_s and virtual.draw(self._context.process.name, "calls") < 0.5:
-            self._arrive(soon_s)
-
-    def _arrive(self, until_s: float) -> None:
-        while self._coming and self._coming[0][0] <= until_s:
-            _, frames = self._coming.popleft()
-            if self.inbox.write(frames) and self._reader is not None:
-                self._reader.command(partial(self._reader.activate, self))
+    def _arrive(self, frames: list[Frame]) -> None:
+        if self.inbox.write(frames) and self._reader is not None:
+            self._reader.command(partial(self._reader.activate, self))
