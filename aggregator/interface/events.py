@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 from broker.routing.resending import Carried
 from broker.wire.fragments import FragmentManifest, Region
-from broker.wire.messages import Codec, Encoded, Envelope, Merged, Message, Payload, Reason, Recipe, Refused
+from broker.wire.messages import Codec, Encoded, Envelope, Merged, Message, Payload, Reason, Refused
 from broker.wire.ranges import StepRange
 
 #: Contributions of one round whose directions are compared, each with each.
@@ -231,6 +231,7 @@ class Part:
 class Merge:
     """Merge ``parts`` in this order, take the outer step; ``capped`` limits lengths of opposed directions.
 
+    ``outer_rule`` has the learning rate and the momentum of that step.
     With another ``version_codec`` than float32 the version is the one before plus a rounded difference. ``given_back``
     has the parameters of the version before, from a broker, where the store has lost bytes of it: they go there first.
     A rule of one's own is to be asked before for ``factors`` of the weights, by cosines of all parts if it ``compares``
@@ -243,6 +244,7 @@ class Merge:
     fragment_id: int
     fragment_version: int
     parts: tuple[Part, ...]
+    outer_rule: tuple[float, float]
     capped: bool = True
     version_codec: Codec = Codec.F32
     given_back: Payload | None = None
@@ -322,10 +324,9 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifested:
-    """Fragments and recipe are settled; the driver can now check payloads and take outer steps."""
+    """The fragments are settled; the driver can now check payloads, and merge."""
 
     manifest: FragmentManifest
-    recipe: Recipe
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -35,7 +35,8 @@ def rolled_back(kept: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str,
         row = accounts.get(island_id, {}).get(incarnation)
         return 0 if row is None else int(row["merged_tokens"])
 
-    averages = {name: kept[name] for name in ("tally", "norms") if name in kept}
+    averages = {name: kept[name] for name in ("tally", "norms", "interval") if name in kept}
+    newest = {name: value for name, value in newest.items() if name != "interval"}
     moved: dict[str, Any] = {}
     for island_id, lives in newest["accounts"].items():
         moved[island_id] = {}

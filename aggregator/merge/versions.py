@@ -17,7 +17,7 @@ from aggregator.interface.events import Computed, Merge, Plant
 from aggregator.merge.fragment_state import FragmentState, Vector, seeded
 from aggregator.merge.kernels import MergedFragment, compare, merge_and_step
 from aggregator.merge.layout import NUMBERS, address_of
-from aggregator.merge.outer_step import OuterStep
+from aggregator.merge.outer_step import make_outer_step
 from aggregator.merge.passes import LARGEST_FINITE, PIECE, kernels
 from aggregator.merge.pieces import vector
 from aggregator.merge.resources import PLAIN, Resources
@@ -122,7 +122,6 @@ def merge(
     tensors: Sequence[TensorSpec],
     action: Merge,
     before: FragmentState,
-    outer_step: OuterStep,
     *,
     kept: bool = True,
     resources: Resources = PLAIN,
@@ -133,7 +132,6 @@ def merge(
         tensors: The fragment, in manifest order.
         action: Contributions with their final weights, in the order to fold.
         before: The newest durable version; it stays as it is.
-        outer_step: From :func:`aggregator.merge.outer_step.make_outer_step`.
         kept: Whether the merged pseudo-gradient itself is wanted; its ``delta`` is empty otherwise, which is faster.
         resources: Threads and memory.
 
@@ -147,7 +145,7 @@ def merge(
         tensors,
         action.final_parts(known),
         before,
-        outer_step,
+        make_outer_step(*action.outer_rule),
         capped=action.capped,
         compared=() if action.compares else action.compared,
         kept=kept,

@@ -13,9 +13,10 @@ from typing import Any, assert_never
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Fenced, Note, NotLetIn, Received, Send
+from aggregator.merge.passes import warm_up
 from aggregator.process.broker_links import BrokerLinks
 from aggregator.process.lease import LeaseKey
-from aggregator.process.workers import ended, warmed_up
+from aggregator.process.workers import ended
 from aggregator.standby.candidate import Candidate
 from aggregator.standby.candidate_events import (
     Arrived,
@@ -164,7 +165,7 @@ class Follower:
 
     async def _warm_up(self) -> None:
         """Loads and compiles what the first merge needs, so that a takeover does not wait for it."""
-        await asyncio.to_thread(warmed_up, self._config)
+        await asyncio.to_thread(warm_up)
 
     async def _poll(self) -> None:
         try:

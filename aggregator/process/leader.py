@@ -225,7 +225,7 @@ class Leader:
             async with self._wire, self._group:
                 for work in self._wire.work():
                     self._spawn(work)
-                self._spawn(self._workers.warm_up(self._config))
+                self._spawn(self._workers.warm_up())
                 self._spawn(self._workers.look_at_files())
                 for work in self._telemetry.work():
                     self._spawn(work)
@@ -335,9 +335,9 @@ class Leader:
                     self._workers.save_run(action)
                 case KeepFiles():
                     self._workers.keep_files(action)
-                case Manifested(manifest=manifest, recipe=recipe):
+                case Manifested(manifest=manifest):
                     self._wire.expect(manifest)
-                    self._workers.begin(manifest, recipe)
+                    self._workers.manifest = manifest
                 case Note():
                     self._telemetry.note(action, now_s)
                 case NewLineage():

@@ -35,12 +35,10 @@ from aggregator.interface.events import (
 )
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState
-from aggregator.merge.outer_step import OuterStep, make_outer_step
 from aggregator.merge.passes import warm_up
 from aggregator.merge.pieces import vector
 from aggregator.merge.resources import Resources
 from aggregator.merge.versions import Made
-from aggregator.rules.recipes import settle
 from aggregator.store.recording import Recorder
 from aggregator.store.store import Store
 from aggregator.store.version_file import VersionFile
@@ -48,7 +46,7 @@ from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.chunks.memory import ReusedMemory
 from broker.process import clocks, logs, model_folder
 from broker.wire.fragments import FragmentManifest, TensorSpec
-from broker.wire.messages import Encoded, Payload, Recipe
+from broker.wire.messages import Encoded, Payload
 from broker.wire.small_files import digest_of, joined, pack
 
 log = logs.get(__name__)
@@ -68,16 +66,10 @@ MOST_THREADS = 8
 SPARE_VECTORS = 3
 
 
-def warmed_up(recipe: Recipe) -> OuterStep:
-    """Returns the outer step, once all kernels are loaded, which takes seconds: a standby does it early."""
-    warm_up()
-    return make_outer_step(*settle(recipe).outer_rule)
-
-
 def load_kernels_early() -> None:
     """Begins to load the kernels in a thread; the first island takes longer to start than that.
 
-    What goes wrong is said where they are needed (:func:`warmed_up`).
+    What goes wrong is said where they are needed (:meth:`Workers.warm_up`).
     """
 
     def load() -> None:
@@ -128,20 +120,10 @@ class Workers:
         self._pieces = ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "pieces")
         self._resources = Resources(self._spread, ReusedMemory(SPARE_VECTORS).floats)
         self._disk = ThreadPoolExecutor(1, "disk")
-        self._outer_step: OuterStep | None = None
 
-    def begin(self, manifest: FragmentManifest, recipe: Recipe) -> None:
-        """Takes what has been settled, before any order."""
-        self.manifest = manifest
-        self._spawn(self.warm_up(recipe))
-
-    async def warm_up(self, recipe: Recipe) -> None:
-        """Loads the kernels of merges: the first round would take seconds otherwise."""
-        await _in(self._compute, self._warm_up_now, recipe)
-
-    def _warm_up_now(self, recipe: Recipe) -> None:
-        """Compiles in the computing thread, so that merges queue behind it."""
-        self._outer_step = warmed_up(recipe)
+    async def warm_up(self) -> None:
+        """Loads the kernels of merges in the computing thread: the first round would take seconds otherwise."""
+        await _in(self._compute, warm_up)
 
     async def close(self) -> None:
         """Waits for what the threads are at; what was queued behind it is dropped, as by a crash.
@@ -241,12 +223,11 @@ class Workers:
     def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, durable: VersionFile) -> Made:
         """Merges, in the computing thread."""
         began_s = clocks.monotonic()
-        assert self._outer_step is not None, "a merge came before the warm-up"
         for each in tuple(self.durable.values()):
             each.release()  # what was read of it to be sent
         durable.verify()
         before, kept = durable.state, self._recorder is not None
-        made, merged = versions.merge(tensors, action, before, self._outer_step, kept=kept, resources=self._resources)
+        made, merged = versions.merge(tensors, action, before, kept=kept, resources=self._resources)
         log.debug(
             "round.merged",
             round=action.round_id,

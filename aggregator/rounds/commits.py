@@ -137,6 +137,7 @@ class Commits:
                 "data": run.data.books.slice(p),
                 # What directions have shown, once there is any: tapes of earlier releases have none.
                 **({"trust": run.trust.record(), "course": asdict(run.course)} if run.trust.rounds else {}),
+                **({"interval": fragment.interval} if fragment.interval != run.interval.recipe_steps else {}),
                 **rule,
             }
             if p in run.moving
@@ -224,19 +225,32 @@ class Commits:
             run.interval.writing.done(fragment.write_asked_at_s, run.now_s)
         self._publishing.publish(event.fragment_id, merged=True)
         self._note_commit(commit, round_)
-        self._follow_the_slower_stage()
+        self._follow_stages_and_journeys()
 
-    def _follow_the_slower_stage(self) -> None:
-        """Opens rounds as far apart as merging or writing takes, if this aggregator sets the schedule."""
+    def _follow_stages_and_journeys(self) -> None:
+        """Opens rounds as far apart as merging, writing or journeys want, if this aggregator sets the schedule."""
         run = self._run
         if run.config.pacing is not Pacing.ADAPTIVE or run.phase is not Phase.RUNNING:
             return
         was = run.interval.steps
-        because = run.interval.follow(run.median_step_s)
+        because = run.interval.follow(run.median_step_s, run.round_times.there_and_back_s)
         if because:
             assert isinstance(run.pacer, Pacer), "fragments fall due in lockstep"
             run.pacer.change_interval(run.interval.steps, run.now_s)
             run.note(IntervalChanged(steps=run.interval.steps, was=was, because=because))
+            self._warn_of_rare_rounds(because)
+
+    def _warn_of_rare_rounds(self, because: str) -> None:
+        """Says when islands are alone for much longer than the recipe says."""
+        run, steps = self._run, self._run.interval.steps
+        if not run.interval.far_longer:
+            run.troubles.end("interval", run.now_s)
+            return
+        sentence = (
+            f"a round every {steps} steps, {steps / run.interval.recipe_steps:.1f} times as many as the recipe says: "
+            f"{because}; take fewer or nearer islands, a faster disk, more --shards, or a larger --sync-interval"
+        )
+        run.troubles.begin("interval", sentence, run.now_s)
 
     def _note_commit(self, commit: Commit, round_: Round) -> None:
         run = self._run

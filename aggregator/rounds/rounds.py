@@ -188,12 +188,13 @@ class Rounds:
             fragment_id=round_.fragment_id,
             fragment_version=version,
             parts=parts,
+            outer_rule=run.interval.outer_rule(run.config.outer_rule, fragment.interval),
             capped=run.config.caps,
             version_codec=self._version_codec(round_.fragment_id),
         )
         if round_.question is not None:
             merge = replace(merge, factors=round_.question.factors, compares=round_.question.own.rule.compares)
-        fragment.close(merge)
+        fragment.close(merge, run.interval.steps)
         run.emit(merge)
 
     def _version_codec(self, p: int) -> Codec:

@@ -1,10 +1,13 @@
-"""The sync interval: the recipe's H, or longer for a slower aggregator; and the times of rounds.
+"""The sync interval: the recipe's H, or longer for a slow aggregator or long journeys; and the times of rounds.
 
 See docs/reference.md, sections 4.1 and 4.5.
 
 Versions of one aggregator are merged one after the other, and so they are made durable. If a stage takes longer for one
 than rounds are apart, those that close wait before it, each longer than the last: what they merge is stale when its
-turn comes. So rounds open as far apart as the slower stage takes, and no round waits behind many. Pure.
+turn comes. So rounds open as far apart as the slower stage takes, and no round waits behind many.
+
+What an island trains while a fragment travels, it trains beside the merged values, and it moves the model little
+(docs/results.md, journeys). So an interval has room for three journeys. Pure.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from broker.wire.messages import Pacing
 
 #: The interval is so much longer than the slower stage needs.
 HEADROOM = 1.25
+#: Journeys in an interval, at least.
+JOURNEYS = 3
+#: An interval that is so much longer than the recipe's is warned of.
+FAR_LONGER = 4
 #: It becomes longer once more than that part of it is needed, or what piled up would stay for good. It becomes shorter
 #: once less than that part would do, headroom included.
 LENGTHEN, SHORTEN = 0.9, 0.7
@@ -84,7 +91,7 @@ def next_interval(recipe_steps: int, present_steps: int, needed_steps: float) ->
     Args:
         recipe_steps: The interval is never below.
         present_steps: In force.
-        needed_steps: Steps that the slowest stage takes for all rounds of an interval.
+        needed_steps: Steps that the slowest stage takes for all rounds of an interval, without headroom.
     """
     wanted_steps = HEADROOM * needed_steps
     if needed_steps > LENGTHEN * present_steps or wanted_steps < SHORTEN * present_steps:
@@ -93,7 +100,7 @@ def next_interval(recipe_steps: int, present_steps: int, needed_steps: float) ->
 
 
 class Interval:
-    """The sync interval of one aggregator, which follows the slower of its stages.
+    """The sync interval of one aggregator, which follows the slower of its stages, and journeys.
 
     Args:
         recipe_steps: H of the recipe.
@@ -114,10 +121,32 @@ class Interval:
         self.because = ""
         self._since = 0  # rounds, the last change
 
-    def follow(self, step_s: float) -> str:
-        """Adapts the interval to the stages at a median inner step of ``step_s``; says why if it changes.
+    @property
+    def far_longer(self) -> bool:
+        """Returns True if it is a multiple of the recipe's that is to be warned of."""
+        return self.steps >= FAR_LONGER * self.recipe_steps
 
-        Asked once for each round.
+    def outer_rule(self, rule: tuple[float, float], before: int) -> tuple[float, float]:
+        """Returns learning rate and momentum of an outer step at the end of this interval.
+
+        Momentum is forgotten by inner steps, not by rounds: ``mu ** (steps / recipe_steps)``, as in AutoLoCo
+        (arXiv 2609.36662). The rate keeps ``rate / (1 - momentum)``, which is how far a lasting direction is followed.
+        The momentum vector is the move of an interval ``before``: after a longer one it counts as what it was per step.
+
+        Args:
+            rule: Learning rate and momentum of the recipe.
+            before: The interval that ended with the version before, in inner steps.
+        """
+        if self.steps == before == self.recipe_steps:
+            return rule
+        rate, momentum = rule
+        kept = momentum ** (self.steps / self.recipe_steps)
+        return rate * (1 - kept) / (1 - momentum), kept * min(1.0, self.steps / before)
+
+    def follow(self, step_s: float, there_and_back_s: float = 0.0) -> str:
+        """Adapts the interval to stages and journeys at a median inner step of ``step_s``; says why if it changes.
+
+        A journey is the way there and back, and the stages without the wait for their turn. Asked once for each round.
         """
         self._since += 1
         if not step_s:
@@ -125,12 +154,19 @@ class Interval:
         merging_s, writing_s = self.merging.service_s, self.writing.service_s
         service_s, what = max((merging_s, "merging"), (writing_s, "writing"))
         needed_steps = self._rounds * service_s / step_s
+        journey_s = there_and_back_s and there_and_back_s + merging_s + writing_s
+        journey_steps = journey_s / step_s
+        travelling = JOURNEYS * journey_steps > HEADROOM * needed_steps
+        if travelling:
+            needed_steps = JOURNEYS * journey_steps / HEADROOM
         steps = next_interval(self.recipe_steps, self.steps, needed_steps)
         rest = self._rounds * (REST_LONGER if steps > self.steps else REST_SHORTER)
         if steps == self.steps or self._since <= rest:
             return ""
         self.steps, self._since = steps, 0
         why = f"{what} takes {service_s:.2g} s a round, and {self._rounds} rounds {needed_steps:.0f} inner steps"
+        if travelling:
+            why = f"a journey takes {journey_s:.2g} s, {journey_steps:.0f} inner steps, and {JOURNEYS} have room"
         self.because = why if steps > self.recipe_steps else ""
         return why
 
@@ -181,12 +217,17 @@ class RoundTimes:
         """Moving average from the closing of a round to its durable version; None before the first."""
         return self._sync_s.value
 
-    def arrivals_p90_s(self) -> float:
-        """Returns the time within which nine in ten contributions arrived lately; 0 before the first."""
+    def arrivals_s(self, share: float) -> float:
+        """Returns the time within which that share of contributions arrived lately; 0 before the first."""
         if not self._arrivals_s:
             return 0.0
         ordered = sorted(self._arrivals_s)
-        return ordered[math.ceil(0.9 * len(ordered)) - 1]
+        return ordered[math.ceil(share * len(ordered)) - 1]
+
+    @property
+    def there_and_back_s(self) -> float:
+        """The time from the call for a fragment until half of the islands have answered; 0 before enough is known."""
+        return self.arrivals_s(0.5) if len(self._arrivals_s) >= LEARNED else 0.0
 
     def waits(self, step_s: float, interval_steps: int, settled_at_s: float = -math.inf) -> Waits:
         """Returns how long a round waits now, at a median inner step of ``step_s``."""
@@ -202,7 +243,7 @@ class RoundTimes:
         )
         # Answers are given at the end of a step: those of equal islands come up to a step apart, one now, another then.
         half_s = interval_steps / 2 * step_s
-        arrivals_s = min(self.arrivals_p90_s() + step_s, half_s) if c.grace_by_arrivals else 0.0
+        arrivals_s = min(self.arrivals_s(0.9) + step_s, half_s) if c.grace_by_arrivals else 0.0
         found = Waits(
             quorum=c.quorum or c.islands,
             grace_s=grace_s,

@@ -44,6 +44,7 @@ class Fragment:
     digest: str = ""
     contributions: tuple[Merged, ...] = ()  #: of the newest durable version
     round: Round | None = None  #: while COLLECTING; while COMPUTING and PERSISTING what it brought
+    interval: int = 0  #: inner steps between the rounds that led to the last two versions
     closed_at_s: float = 0.0  #: the last round
     write_asked_at_s: float = 0.0  #: last, for the commit
     merge: Merge | None = None  #: while COMPUTING, but of version 0
@@ -95,10 +96,10 @@ class Fragment:
         """True if the next version cannot be made, as the store has lost bytes of the newest."""
         return self.merge is not None and self.merge_again_at_s is not None
 
-    def close(self, merge: Merge) -> None:
-        """Notes that the round has closed, and is being merged."""
+    def close(self, merge: Merge, interval: int) -> None:
+        """Notes that the round has closed, and is being merged; ``interval`` is the one in force."""
         self.at.take("close")
-        self.merge = merge
+        self.merge, self.interval = merge, interval
 
     def plant(self, norm: float) -> None:
         """Notes that version 0 has come, and is being made; ``norm`` is its length."""

@@ -369,11 +369,11 @@ class Run:
         self.manifest = manifest
         self.config = replace(self.config, **{name: getattr(recipe, name) for name in RECIPE})
         self.moving = tuple(p for p in manifest.moving if self.owns(p))
-        self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
+        self.fragments = {p: Fragment(interval=self.config.sync_interval) for p in range(len(manifest)) if self.owns(p)}
         self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
         c, self.pacer = self.config, Lockstep()
         if c.pacing is not Pacing.LOCKSTEP:
             fastest = (c.quorum or c.islands) if c.pacing is Pacing.FIXED else 0
             self.pacer = Pacer(manifest.moving, c.sync_interval, self.clock, frozenset(self.moving), fastest=fastest)
         self.interval = Interval(c.sync_interval, len(self.moving))
-        self.emit(Manifested(manifest=manifest, recipe=recipe))
+        self.emit(Manifested(manifest=manifest))

@@ -9,6 +9,7 @@ from typing import Any
 
 from aggregator.interface.events import Commit, SaveRun
 from aggregator.rules.outliers import FragmentNorms
+from aggregator.rules.pacing import Pacer
 from aggregator.rules.recipes import settle
 from aggregator.state.founding import foundings_of
 from aggregator.state.members import Member
@@ -132,6 +133,9 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
     elif every and run.began:
         _restore_versions(run, commits)
         assert run.pacer is not None
+        if isinstance(run.pacer, Pacer):
+            run.interval.steps = max(run.fragments[p].interval for p in run.moving)
+            run.pacer.change_interval(run.interval.steps, run.now_s)
         run.pacer.resume({p: commit.round_id for p, commit in commits.items()})
         run.ledger.recall(record.get("lives", {}))
         run.phase = Phase.RUNNING
@@ -155,6 +159,7 @@ def _restore_versions(run: Run, commits: Mapping[int, Commit]) -> None:
         fragment.contributions = commit.contributions
         if p in run.moving:
             run.ledger.restore(p, commit.ledger)
+            fragment.interval = commit.ledger.get("interval", run.interval.recipe_steps)
             if "norms" in commit.ledger:
                 fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
             if commit.ledger.get("rule", {}).get("merge") == run.config.merge:

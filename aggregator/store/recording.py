@@ -87,6 +87,7 @@ class Recorder:
             "round_id": action.round_id,
             "fragment_id": action.fragment_id,
             "fragment_version": action.fragment_version,
+            "outer_rule": action.outer_rule,
             "parts": facts_of(action.parts),
         }
         path = self._directory / f"{action.round_id:010d}.safetensors"

@@ -26,7 +26,6 @@ from safetensors import SafetensorError
 from aggregator.interface.events import Computed, Merge, Part
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState, Vector
-from aggregator.merge.outer_step import OuterStep, make_outer_step
 from aggregator.merge.versions import Made
 from aggregator.rounds.core import Aggregator
 from aggregator.store.recording import RecordedRound, facts_of, read_recording
@@ -35,6 +34,8 @@ from broker.wire.messages import Codec, Encoded
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor, fragment_digest
 
+#: Where a version's digest is known from.
+ON_TAPE = "on the tape"
 #: By which cosines may differ: sums of float32 in another order.
 COSINES = 1e-5
 #: What reading a file that was tampered with can end in.
@@ -67,8 +68,6 @@ class Rederivation:
         self._core: Aggregator | None = None
         self._durable: dict[int, FragmentState] = {}
         self._pending: dict[int, FragmentState] = {}
-        self._rule: tuple[float, float] | None = None
-        self._outer_step: OuterStep | None = None
 
     def begin(self, core: Aggregator) -> None:
         """Begins a life: pending versions are in its store by now, or never will be."""
@@ -87,13 +86,6 @@ class Rederivation:
                 self._durable[p] = durable._replace(version=fragment.version)  # a new lineage: the same, renumbered
             else:
                 del self._durable[p]  # versions in between are not on the tape
-        self._settle(core)
-
-    def _settle(self, core: Aggregator) -> None:
-        """Takes the outer step of a life, which is settled when its first island joins."""
-        rule = core.run.config.outer_rule if core.run.config.settled else None
-        if rule is not None and rule != self._rule:
-            self._rule, self._outer_step = rule, make_outer_step(*rule)
 
     def planted(self, fragment_id: int) -> None:
         """Takes version 0; its parameters are in the recording of the first round."""
@@ -108,7 +100,6 @@ class Rederivation:
     def merged(self, core: Aggregator, action: Merge, event: Computed) -> str:
         """Derives a version and its cosines; returns what contradicts the tape or the recording."""
         p = action.fragment_id
-        self._settle(core)
         self._pending.pop(p, None)
         self._used.add(action.round_id)
         if not self._path(action.round_id).exists():
@@ -120,7 +111,7 @@ class Rederivation:
         try:
             action.final_parts(event.cosines)  # a rule of one's own is asked here, by what is on the tape
             before = partial(self._before, core, action)
-            made = self._derived(core.run.manifest.fragments[p], action, before, event.digest, "on the tape")
+            made = self._derived(core.run.manifest.fragments[p], action, before, event.digest, ON_TAPE)
             _check_cosines(event, made)
         except _Contradiction as err:
             return str(err)
@@ -143,11 +134,13 @@ class Rederivation:
         """
         path = self._path(action.round_id)
         name = f"version {action.fragment_version} of fragment {action.fragment_id}"
-        assert self._outer_step is not None, "a merge came before a life began"
         try:
             recorded = read_recording(path)
             begun, parts = before(recorded), _parts(tensors, action, recorded)
-            made, merged = versions.merge(tensors, replace(action, parts=parts), begun, self._outer_step)
+            rule = tuple(recorded.facts.get("outer_rule", action.outer_rule))
+            if where == ON_TAPE and rule != action.outer_rule:
+                raise _Contradiction(f"it took an outer step of {rule}, and {action.outer_rule} was decided")
+            made, merged = versions.merge(tensors, replace(action, parts=parts, outer_rule=rule), begun)
             derived = {"merged": merged.delta, "theta_after": made.state.params, "momentum_after": made.state.momentum}
             if made.state.residual is not None:
                 derived["residual_after"] = made.state.residual
@@ -200,6 +193,7 @@ class Rederivation:
                 fragment_id=p,
                 fragment_version=version,
                 parts=_parts_of_row(row),
+                outer_rule=self._core.run.config.outer_rule,  # the recording has it, where it was another one
                 capped=self._core.run.config.caps,
                 version_codec=self._core.run.config.codec_of_versions,
             )

@@ -18,7 +18,7 @@ from aggregator.store.layout import commit_path
 from aggregator.store.store import Store
 from aggregator.store.version_file import VersionFile, verified
 from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Codec, Recipe
+from broker.wire.messages import Codec
 from broker.wire.tensors import encode_tensor
 from tests.coroutines import in_a_loop
 from tests.integration.test_aggregator_store import commit_of, state_of
@@ -118,7 +118,7 @@ class Desk:
         self.done = asyncio.Queue()
         self.tasks = []
         self.workers = Workers(store, store.load().fragments, deliver=self.done.put, spawn=self.spawn, recorder=None)
-        self.workers.begin(FragmentManifest(((spec((SIZE,)),), (spec((SIZE,), name="y"),))), Recipe())
+        self.workers.manifest = FragmentManifest(((spec((SIZE,)),), (spec((SIZE,), name="y"),)))
 
     async def plant(self, fragment_id):
         """Makes version 0 of a fragment."""
@@ -143,7 +143,14 @@ class Desk:
 
 def merge_of(version):
     parts = (part(random(SIZE, version), codec=Codec.BF16),)
-    return Merge(round_id=version, fragment_id=0, fragment_version=version, parts=parts, version_codec=Codec.BF16)
+    return Merge(
+        round_id=version,
+        fragment_id=0,
+        fragment_version=version,
+        parts=parts,
+        outer_rule=(1.0, 0.0),
+        version_codec=Codec.BF16,
+    )
 
 
 @in_a_loop

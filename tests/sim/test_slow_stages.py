@@ -10,6 +10,7 @@ import pytest
 
 from broker.wire.messages import Phase
 from ops.faults.kinds import Fault, FaultKind
+from ops.virtual.plan import LinkModel
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading
 from tests.sim.counting import LIMIT_S, finish, run, simulation_of
@@ -43,11 +44,24 @@ def test_rounds_open_as_far_apart_as_the_slower_stage_takes_and_as_before_once_i
     assert changes[0][1]["because"].startswith("merging" if stage == "merge_s" else "writing")
 
 
-def test_an_aggregator_that_comes_back_begins_with_the_interval_of_the_recipe_and_learns_again() -> None:
+def test_an_aggregator_that_comes_back_goes_on_with_the_interval_and_learns_again() -> None:
     plan = replace(steady(2, fragments=8, total_tokens=120_000), merge_s=SLOW_S)
     kill = Fault(kind=FaultKind.KILL, targets=("aggregator",), at_s=14.0, for_s=1.0)
-    changes = changes_of(run(replace(plan, faults=(kill,))))
-    assert {who: said["was"] for who, said in reversed(changes)} == {"aggregator/1.1": 24, "aggregator/2.2": 24}
+    simulation = run(replace(plan, faults=(kill,)))
+    first, *others = changes_of(simulation)
+    assert (first[0], first[1]["was"]) == ("aggregator/1.1", 24)
+    assert [said["was"] for who, said in others if who == "aggregator/2.2"][:1] in ([], [first[1]["steps"]])
+    assert simulation.aggregator.core.run.interval.steps > 40
+
+
+def test_rounds_of_islands_that_are_far_away_open_as_far_apart_as_three_journeys_take() -> None:
+    """Two links of 0.15 s each way: 12 steps of 0.05 s there and back, and one until an island answers."""
+    plan = replace(steady(3, fragments=4, total_tokens=120_000), link=LinkModel(delay_s=(0.14, 0.16)))
+    simulation = run(plan)
+    changes = changes_of(simulation)
+    assert changes[0][1]["because"].startswith("a journey takes")
+    assert 36 <= simulation.aggregator.core.run.interval.steps <= 48
+    assert len(changes) <= 2
 
 
 def test_versions_that_are_made_durable_in_several_places_at_a_time_are_not_timed() -> None:

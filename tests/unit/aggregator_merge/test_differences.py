@@ -11,7 +11,6 @@ from hypothesis.extra import numpy as hnp
 from aggregator.interface.events import Merge, Part
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import seeded
-from aggregator.merge.outer_step import make_outer_step
 from broker.base.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
@@ -46,7 +45,7 @@ def test_a_difference_of_another_size_is_refused():
         added(np.zeros(SIZE - 1, np.float32), payload)
 
 
-def merge_of(number, codec, values):
+def merge_of(number, codec, values, outer_rule=(1.0, 0.0)):
     part = Part(
         island_id="a",
         steps=StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1),
@@ -54,7 +53,14 @@ def merge_of(number, codec, values):
         token_weight=1.0,
         staleness_weight=1.0,
     )
-    return Merge(round_id=number, fragment_id=0, fragment_version=number, parts=(part,), version_codec=codec)
+    return Merge(
+        round_id=number,
+        fragment_id=0,
+        fragment_version=number,
+        parts=(part,),
+        outer_rule=outer_rule,
+        version_codec=codec,
+    )
 
 
 def drawn(rng):
@@ -64,14 +70,14 @@ def drawn(rng):
 @pytest.mark.parametrize("codec", ROUNDING)
 def test_receivers_agree_bit_for_bit_and_stay_as_close_to_the_exact_parameters_as_one_rounding(codec):
     """Over 30 versions: without the residual, errors of rounding would add up; with it, only the last one is left."""
-    rng, outer_step = np.random.default_rng(0), make_outer_step(0.7, 0.9)
+    rng = np.random.default_rng(0)
     begun = seeded(rng.normal(size=SIZE).astype(np.float32))
     rounded, exact, receiver = begun, begun, begun.params
     for number in range(1, 31):
-        action = merge_of(number, codec, drawn(rng))
-        (rounded, digest, step, *_), _ = versions.merge(TENSORS, action, rounded, outer_step)
+        action = merge_of(number, codec, drawn(rng), outer_rule=(0.7, 0.9))
+        (rounded, digest, step, *_), _ = versions.merge(TENSORS, action, rounded)
         whole = dataclasses.replace(action, version_codec=Codec.F32)
-        (exact, _, none, *_), _ = versions.merge(TENSORS, whole, exact, outer_step)
+        (exact, _, none, *_), _ = versions.merge(TENSORS, whole, exact)
         assert none is None
         receiver = added(receiver, step)
         assert np.array_equal(receiver, rounded.params)
@@ -86,12 +92,12 @@ def test_receivers_agree_bit_for_bit_and_stay_as_close_to_the_exact_parameters_a
 
 
 def test_a_run_that_goes_back_to_whole_versions_gets_the_residual_in_the_next_one():
-    rng, outer_step = np.random.default_rng(1), make_outer_step(1.0, 0.0)
+    rng = np.random.default_rng(1)
     begun = seeded(rng.normal(size=SIZE).astype(np.float32))
-    (rounded, *_), _ = versions.merge(TENSORS, merge_of(1, Codec.INT4, drawn(rng)), begun, outer_step)
+    (rounded, *_), _ = versions.merge(TENSORS, merge_of(1, Codec.INT4, drawn(rng)), begun)
     assert np.any(rounded.residual)
     action = merge_of(2, Codec.F32, drawn(rng))
-    (after, _, step, *_), _ = versions.merge(TENSORS, action, rounded, outer_step)
+    (after, _, step, *_), _ = versions.merge(TENSORS, action, rounded)
     assert step is None
     assert after.residual is None
     np.testing.assert_allclose(after.params, rounded.exact - versions.vector(action.parts[0].payload), rtol=1e-6)
@@ -102,12 +108,15 @@ def test_a_difference_that_float32_cannot_hold_makes_no_version():
     far = begun._replace(residual=np.full(SIZE, -3e38, np.float32))
     action = merge_of(1, Codec.INT8, [np.full(shape, 3.4e38) for shape in SHAPES])
     with pytest.raises(LocalProtocolError, match="not finite"):
-        versions.merge(TENSORS, action, far, make_outer_step(1.0, 0.0))
+        versions.merge(TENSORS, action, far)
 
 
 @pytest.mark.parametrize("damage", [np.inf, -np.inf, np.nan])
 def test_a_version_that_is_not_finite_ends_the_process_and_is_never_committed(damage):
-    begun, action = seeded(np.zeros(SIZE, np.float32)), merge_of(1, Codec.F32, [np.ones(shape) for shape in SHAPES])
+    begun, action = (
+        seeded(np.zeros(SIZE, np.float32)),
+        merge_of(1, Codec.F32, [np.ones(shape) for shape in SHAPES], (1.0, 0.5)),
+    )
     begun.momentum[5] = damage
     with pytest.raises(LocalProtocolError, match="version 1 of fragment 0"):
-        versions.merge(TENSORS, action, begun, make_outer_step(1.0, 0.5))
+        versions.merge(TENSORS, action, begun)

@@ -28,7 +28,8 @@ from tests.profiles import examples
 from tests.unit.aggregator_merge.test_merge import part, random, spec
 
 pytestmark = pytest.mark.timeout(300)  # kernels are compiled where nothing is cached
-STEP = make_outer_step(0.7, 0.3)
+RULE = 0.7, 0.3
+STEP = make_outer_step(*RULE)
 
 
 def outcome(merged):
@@ -62,12 +63,19 @@ def parts():
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_the_bytes_do_not_depend_on_the_number_of_threads(parts, before, threads):
-    action = Merge(round_id=1, fragment_id=0, fragment_version=4, parts=tuple(parts), version_codec=Codec.INT8)
-    expected, merged = versions.merge(FRAGMENT, action, before, STEP)
+    action = Merge(
+        round_id=1,
+        fragment_id=0,
+        fragment_version=4,
+        parts=tuple(parts),
+        outer_rule=RULE,
+        version_codec=Codec.INT8,
+    )
+    expected, merged = versions.merge(FRAGMENT, action, before)
     with ThreadPoolExecutor(threads) as pool:
         resources = Resources(lambda call, count: pool.map(call, range(count)), ReusedMemory(3).floats)
         for _ in range(2):  # the second time in memory that has been used
-            made, found = versions.merge(FRAGMENT, action, before, STEP, resources=resources)
+            made, found = versions.merge(FRAGMENT, action, before, resources=resources)
             assert outcome(found) == outcome(merged)
             assert made.digest == expected.digest
             assert made.state.momentum.tobytes() == expected.state.momentum.tobytes()

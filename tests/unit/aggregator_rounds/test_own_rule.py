@@ -11,7 +11,6 @@ from aggregator.interface.merge_rule import MAX_STATE_BYTES, MergeRound, Offered
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.kernels import compare, merge_fragment
-from aggregator.merge.outer_step import make_outer_step
 from aggregator.rounds.core import Aggregator
 from aggregator.state.run_settings import changes, settled
 from aggregator.store.tape import read_start, start_line
@@ -285,10 +284,16 @@ def test_a_merge_asks_by_its_own_cosines_and_reports_these():
         for part, point in zip(merge.parts, points, strict=True)
     )
     order = Merge(
-        round_id=1, fragment_id=0, fragment_version=1, parts=parts, factors=merge.factors, compares=merge.compares
+        round_id=1,
+        fragment_id=0,
+        fragment_version=1,
+        parts=parts,
+        outer_rule=(1.0, 0.0),
+        factors=merge.factors,
+        compares=merge.compares,
     )
     before = FragmentState(np.zeros(64, np.float32), np.zeros(64, np.float32), 0)
-    version, merged = versions.merge(tensors, order, before, make_outer_step(1.0, 0.0))
+    version, merged = versions.merge(tensors, order, before)
     cosines = merge_fragment(tensors, parts).cosines
     assert compare(tensors, parts) == pytest.approx(cosines, abs=1e-6)
     assert version.cosines == pytest.approx(cosines, abs=1e-6)

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.rules.interval import HEADROOM, LEARNED, LENGTHEN, MOST, SHORTEN, Interval, SerialStage, next_interval
+from aggregator.interface.events import Merge
+from aggregator.rules.interval import (
+    HEADROOM,
+    JOURNEYS,
+    LEARNED,
+    LENGTHEN,
+    MOST,
+    SHORTEN,
+    Interval,
+    SerialStage,
+    next_interval,
+)
 from broker.wire.messages import Pacing
 from tests.aggregator_hand import Desk, notes
 
@@ -74,6 +85,52 @@ def test_the_slower_stage_says_how_long_the_interval_is():
         assert interval.follow(1.0) == "", "it is shortened after four intervals' rounds"
     assert interval.follow(1.0), "steps are longer now: as many seconds are fewer of them"
     assert (interval.steps, interval.because) == (24, "")
+
+
+def test_an_interval_has_room_for_three_journeys_and_goes_back_when_they_are_short():
+    interval = Interval(24)
+    assert interval.follow(1.0, there_and_back_s=8.0) == ""
+    assert interval.follow(1.0, there_and_back_s=12.0) == "a journey takes 12 s, 12 inner steps, and 3 have room"
+    assert interval.steps == JOURNEYS * 12
+    assert interval.follow(1.0, there_and_back_s=13.0) == "", "a little longer changes nothing"
+    assert interval.follow(1.0, there_and_back_s=9.0) == "", "nor a little shorter"
+    assert interval.follow(1.0, there_and_back_s=32.0)
+    assert interval.far_longer
+    assert interval.follow(1.0, there_and_back_s=1.0)
+    assert (interval.steps, interval.because) == (24, "")
+
+
+RULES = st.tuples(st.floats(0.1, 1.5), st.floats(0.0, 0.95))
+
+
+@given(rule=RULES, recipe=st.integers(1, 100), factor=st.integers(1, 20))
+def test_a_longer_interval_forgets_by_steps_and_follows_a_lasting_direction_as_far(rule, recipe, factor):
+    interval = Interval(recipe)
+    assert interval.outer_rule(rule, recipe) == rule, "the recipe's own, to the last bit"
+    interval.steps = factor * recipe
+    rate, momentum = interval.outer_rule(rule, interval.steps)
+    assert momentum == pytest.approx(rule[1] ** factor, abs=1e-12)
+    assert rate / (1 - momentum) == pytest.approx(rule[0] / (1 - rule[1]))
+
+
+@given(rule=RULES, recipe=st.integers(1, 100), factor=st.integers(1, 20))
+def test_behind_a_longer_interval_its_move_counts_as_what_it_was_per_step(rule, recipe, factor):
+    rate, momentum = Interval(recipe).outer_rule(rule, factor * recipe)
+    assert rate == pytest.approx(rule[0])
+    assert momentum * factor == pytest.approx(rule[1])
+
+
+def test_merges_take_the_step_of_their_interval_and_a_leader_that_comes_back_goes_on_with_it():
+    desk = desk_of(outer_learning_rate=0.7, outer_momentum=0.3)
+    train(desk, 10.0, merge_s=0.5)
+    stretched = desk.core.run.interval
+    assert stretched.steps > 8
+    train(desk, 20.0, merge_s=0.5)
+    rule = stretched.outer_rule((0.7, 0.3), stretched.steps)
+    assert [each.outer_rule for each in desk.take() if isinstance(each, Merge)][-1] == pytest.approx(rule)
+    again = desk.restarted(islands=2, fragments=4, sync_interval=8, max_staleness=50).core.run
+    assert again.interval.steps == stretched.steps
+    assert {fragment.interval for fragment in again.fragments.values()} == {stretched.steps}
 
 
 def train(desk, seconds, merge_s, names=("a", "b")):

@@ -162,7 +162,7 @@ def test_the_wait_for_arrivals_is_their_ninetieth_percentile_and_a_step():
     assert made.waits(0.25, 24).arrivals_s == 0.25
     for i in range(1, 11):
         made.arrived(1, i / 10)
-    assert made.arrivals_p90_s() == 0.9
+    assert made.arrivals_s(0.9) == 0.9
     assert made.waits(0.25, 24).arrivals_s == 0.9 + 0.25, "answers are given at the ends of steps"
 
 

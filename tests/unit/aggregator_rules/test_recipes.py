@@ -94,7 +94,6 @@ def test_the_first_island_settles_the_recipe_and_everybody_gets_it():
     said = made.join("a", inner_optimizer="muon")
     expected = settle(Recipe(fragments=1, sync_interval=4, keep=0.5, codec=m.Codec.INT8), "muon")
     (manifested,) = of(said, Manifested)
-    assert manifested.recipe == expected
     assert {tensor.kind for tensor in manifested.manifest.tensors().values()} == {Kind.MEAN}
     table = recipe_table(expected)
     assert notes(said, "recipe.settled") == [table | {"digest": recipe_digest(table), "inner_optimizer": "muon"}]
