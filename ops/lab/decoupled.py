@@ -26,6 +26,9 @@ from ops.virtual.station import Station
 PATIENCE = 20.0
 #: When broker and aggregator are there: islands that ask before try again half a second later, and step apart.
 BEGINS_AT_S = 0.5
+#: One-way delay of a link in seconds, at most. The programs take a link of seconds for a narrow one, as it would be:
+#: where a cell's are longer, all its times are shortened, so that journeys take as many steps.
+LONGEST_DELAY_S = 0.1
 #: How often in a step of the fastest island to look whether a point of the loss curve is due.
 LOOKS = 8
 
@@ -62,10 +65,11 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     """
     per_step = task.tokens_per_step
     total_tokens = cell.steps * cell.islands * per_step
+    pace = pace_of(cell)
     like, _ = task.init(seed)
     plan = plan_of(cell, seed, total_tokens, per_step)
     curve: list[Point] = []
-    longest_s = PATIENCE * total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
+    longest_s = pace * PATIENCE * total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
     with (
         _captures(feedback=cell.error_feedback),
         Run(plan, lambda island: _scheduled(task, cell.steps), _forget, watching=False) as simulation,
@@ -75,7 +79,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
             _train(simulation, total_tokens * k // cell.evaluations, longest_s)
             if simulation.leaders:
                 params = global_params(like, simulation.aggregator)
-                curve.append(Point(trained(simulation), simulation.now_s, judge(params)))
+                curve.append(Point(trained(simulation), simulation.now_s / pace, judge(params)))
         if not simulation.run(longest_s):
             cure = (
                 f"have trained {trained(simulation):,} of {total_tokens:,} tokens after {simulation.now_s:.4g} "
@@ -93,14 +97,34 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         tokens=tokens["trained"],
         merged_tokens=tokens["merged"],
         wasted={str(cause): count for cause, count in tokens["wasted"].items()},
-        virtual_s=simulation.now_s,
+        virtual_s=simulation.now_s / pace,
         rounds=sum(state.versions),
         participation=state.ledger.participation().participation or 0.0,
     )
 
 
+def pace_of(cell: CellSettings) -> float:
+    """Returns seconds of the simulated fleet for a virtual second of a cell: 1, or less where journeys are long."""
+    return min(1.0, LONGEST_DELAY_S / cell.longest_delay_s)
+
+
+def _paced(cell: CellSettings) -> CellSettings:
+    """Returns the cell with the times of the simulated fleet."""
+    pace = pace_of(cell)
+    return replace(
+        cell,
+        step_times_s=tuple(pace * each for each in cell.step_times_s),
+        delays_s=tuple(pace * each for each in cell.delays_s),
+        megabytes_per_s=cell.megabytes_per_s / pace,
+        data_ahead_s=None if cell.data_ahead_s is None and pace == 1 else pace * (cell.data_ahead_s or 10.0),
+        joins=tuple((who, pace * from_s, pace * until_s) for who, from_s, until_s in cell.joins),
+        outages=tuple((who, pace * at_s, pace * for_s) for who, at_s, for_s in cell.outages),
+    )
+
+
 def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> SimulationPlan:
     """Returns the simulation plan of a cell; it ends early by the steps until islands hear of the end."""
+    pace, cell = pace_of(cell), _paced(cell)
     steps_unheard = 1 + int(2 * cell.longest_delay_s / cell.step_times_range_s[0])
     target = max(1, total_tokens - steps_unheard * cell.islands * per_step)
     islands = []
@@ -122,7 +146,12 @@ def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> 
         )
     config = replace(cell.aggregator, seed=seed, total_tokens=target)
     # No island starts twice, so none has a use for what it kept.
-    return SimulationPlan(seed=seed, islands=tuple(islands), config=config, checkpoints=False, calm_after_s=0.0)
+    plan = SimulationPlan(seed=seed, islands=tuple(islands), config=config, checkpoints=False, calm_after_s=0.0)
+    works: dict[str, Any] = {
+        name: tuple(pace * each_s for each_s in getattr(plan, name))
+        for name in ("merge_s", "persist_s", "capture_s", "job_s")
+    }
+    return replace(plan, **works)
 
 
 def failure_pauses(cell: CellSettings, seed: int) -> list[tuple[tuple[float, float], ...]]:

@@ -154,6 +154,7 @@ class CellSettings:
             codec=self.codec,
             version_codec=self.version_codec,
             data_ahead_s=10.0 if self.data_ahead_s is None else self.data_ahead_s,
+            adapt=self.megabytes_per_s > 0,  # a link without a limit is only ever long
             heartbeat_interval_s=fastest_s / 2,
             suspect_after_s=2 * slowest_s + 2,
             share_takeover_s=0.0,  # islands that die come back: data changes hands in other tests
