@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any
+from unittest.mock import patch
 
+from aggregator.rules.interval import Interval
+from aggregator.rules.pacing import Pacer
 from aggregator.store.layout import fragment_ids, read_newest
 from broker.base.errors import ConfigError
 from islands.arrays.reference import Reference
@@ -71,9 +74,11 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     curve: list[Point] = []
     longest_s = pace * PATIENCE * total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
     with (
-        _captures(feedback=cell.error_feedback),
+        _ablations(cell),
         Run(plan, lambda island: _scheduled(task, cell.steps), _forget, watching=False) as simulation,
     ):
+        for at_s, steps in (each for each in cell.intervals if each[0]):
+            simulation.virtual.at(pace * at_s, partial(_set_interval, simulation, int(steps)))
         for k in range(1, cell.evaluations):
             # By tokens, not by time: the points of all modes are at the same counts.
             _train(simulation, total_tokens * k // cell.evaluations, longest_s)
@@ -210,16 +215,27 @@ def global_params(like: Params, leader: Station) -> Params:
     return unflatten(like, placed)
 
 
+def _set_interval(simulation: Simulation, steps: int) -> None:
+    """Sets every leader's interval."""
+    for leader in simulation.leaders.values():
+        run = leader.core.run
+        assert isinstance(run.pacer, Pacer), "cells do not fix the schedule"
+        run.interval.steps = steps
+        run.pacer.change_interval(steps, run.now_s)
+
+
 @contextmanager
-def _captures(*, feedback: bool) -> Iterator[None]:
-    """Has islands lose what their codec rounds away, unless there is ``feedback``: an ablation."""
-    capture = Reference.capture
-    if not feedback:
-        Reference.capture = partialmethod(capture, feedback=False)  # type: ignore[method-assign, assignment]
-    try:
+def _ablations(cell: CellSettings) -> Iterator[None]:
+    """Takes away what a cell goes without."""
+    with ExitStack() as stack:
+        if cell.intervals:  # which nothing else changes
+            stack.enter_context(patch.object(Interval, "follow", lambda *_: ""))
+        if not cell.error_feedback:
+            lossy = partialmethod(Reference.capture, feedback=False)
+            stack.enter_context(patch.object(Reference, "capture", lossy))
+        if not cell.outer_follows:
+            stack.enter_context(patch.object(Interval, "outer_rule", lambda _, rule, before: rule))
         yield
-    finally:
-        Reference.capture = capture  # type: ignore[method-assign]
 
 
 def _forget(now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:

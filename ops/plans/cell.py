@@ -33,6 +33,8 @@ _EVENT_FIELDS = {
     "joins": "[island, from s, until s]",
     "outages": "[island, from s, for s]",
 }
+#: Fields that earlier records lack: at their defaults no part of a run's key.
+_LATER = {"intervals": [], "outer_follows": True}
 #: What is not an experiment's subject is as in production.
 _PRODUCTION = Recipe()
 
@@ -52,6 +54,8 @@ class CellSettings:
 
     fragments: int = setting(8, "fragments the model is cut into (P)")
     sync_interval: int = setting(24, "inner steps between two merges of one fragment (H)")
+    intervals: tuple[tuple[float, ...], ...] = setting((), "intervals, whatever journeys take: [from s, H]")
+    outer_follows: bool = setting(True, "whether the outer step follows an interval that is not sync_interval")
     overlap: int = setting(2, "inner steps between capture and adoption (tau)")
     quorum: int = setting(1, "contributions that may close a round (K); 0 for all islands")
     grace_factor: float = setting(0.9, "share of the spare overlap time spent waiting for stragglers; 0 for no grace")
@@ -106,6 +110,9 @@ class CellSettings:
             for event in getattr(self, name):
                 if len(event) != form.count(",") + 1 or event[0] not in range(self.islands) or min(event) < 0:
                     raise ConfigError(name, event, f"must read {form}, islands counting from 0")
+        for each in self.intervals:
+            if len(each) != 2 or each[0] < 0 or each[1] < 1 or (each[0] == 0 and each[1] != self.sync_interval):
+                raise ConfigError("intervals", each, f"must read [from s, H], from 0 s on H = {self.sync_interval}")
         who = [event[0] for event in self.joins]
         for event in self.joins:
             if event[2] <= event[1] or who.count(event[0]) > 1:
@@ -113,11 +120,10 @@ class CellSettings:
         if self.mode is Mode.STREAMING and self.overlap >= self.sync_interval:
             cure = f"must be below sync_interval = {self.sync_interval}: a fragment is adopted before it is sent again"
             raise ConfigError("overlap", self.overlap, cure)
-        uneven = len(set(self.step_times_range_s)) > 1 or self.jitter
+        uneven = len(set(self.step_times_range_s)) > 1 or self.jitter or self.intervals
         if (uneven or self.joins or self.outages or self.chips) and self.mode is not Mode.DECOUPLED:
-            cure = (
-                "unequal speeds, joins, outages and chips are for decoupled runs: the baselines would only stand still"
-            )
+            others = "intervals, unequal speeds, joins, outages and chips"
+            cure = f"{others} are for decoupled runs: the baselines would only stand still"
             raise ConfigError("mode", str(self.mode), cure)
         if self.version_codec is not Codec.F32 and self.mode is not Mode.DECOUPLED:
             cure = "is for decoupled runs: the baselines hand versions on as they are"
@@ -212,7 +218,8 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
 
 def key_of(cell: CellSettings, seed: int) -> str:
     """Returns a digest of all that decides a run: the name under which its record is found again."""
-    whole = resolved(cell) | {"seed": seed}
+    whole = {name: value for name, value in resolved(cell).items() if name not in _LATER or value != _LATER[name]}
+    whole["seed"] = seed
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
