@@ -17,7 +17,7 @@ Data-parallel training pays for its ring at the end of every step: nothing overl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +117,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     initial, _ = task.init(seed)  # what no island shares is judged as it was, as in production: steps donate their own
     tensors = merged_by(tensor_specs(initial, task.kinds, task.unit_axes), cell.merge)
     manifest = partition(tensors, cell.fragments)
-    outer = _Outer(cell, manifest, initial)
+    outer = Outer(cell, manifest, initial)
     overlap = cell.overlap if cell.mode is Mode.STREAMING else 0
     curve: list[Point] = []
     under_way: dict[int, list[int]] = {}  # step -> fragments to adopt
@@ -162,7 +162,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     )
 
 
-class _Outer:
+class Outer:
     """The global parameters of a baseline."""
 
     def __init__(self, cell: CellSettings, manifest: FragmentManifest, params: Params) -> None:
@@ -182,7 +182,16 @@ class _Outer:
         return [p for p, offset in self._offsets.items() if last or t % self._cell.sync_interval == offset]
 
     def send(self, p: int, learners: list[Learner]) -> int:
-        """Merges the islands' pseudo-gradients, and takes the outer step.
+        """Merges the learners' pseudo-gradients of one fragment (:meth:`merge`)."""
+        theta = self.vector(p)
+        return self.merge(p, [theta - self._vector(p, learner.params) for learner in learners])
+
+    def vector(self, p: int) -> Vector:
+        """Returns the global parameters of a fragment: float32 [elements], tensors in manifest order."""
+        return self._state[p].params
+
+    def merge(self, p: int, deltas: Sequence[Vector]) -> int:
+        """Merges the islands' pseudo-gradients, float32 [elements of the fragment], and takes the outer step.
 
         Returns:
             The bytes that one of them sends and receives: what is global comes back as float32, whatever went up.
@@ -190,8 +199,7 @@ class _Outer:
         parts = []
         tensors = self._manifest.fragments[p]
         steps = StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1)
-        for i, learner in enumerate(learners):
-            delta = self._state[p].params - self._vector(p, learner.params)
+        for i, delta in enumerate(deltas):
             payload = tuple(
                 encode_tensor(np.ascontiguousarray(value), self._cell.codec) for _, value in values_of(tensors, delta)
             )
