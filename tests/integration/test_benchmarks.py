@@ -10,6 +10,7 @@ from benchmarks import (
     accelerator,
     core_heartbeats,
     heartbeats,
+    ladder,
     merge,
     narrowing,
     output,
@@ -76,7 +77,7 @@ def test_the_core_is_measured_with_rounds_open(capsys):
 
 
 ALL = accelerator, core_heartbeats, heartbeats, merge, narrowing, profiles, round_latency, sync_share, wire_bytes
-ALL += hostile, peers, drill
+ALL += hostile, ladder, peers, drill
 
 
 @pytest.mark.parametrize("measure", ALL, ids=lambda measure: measure.__name__)
