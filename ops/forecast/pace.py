@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from aggregator.rules.interval import JOURNEYS
 from broker.base.errors import ConfigError
 from ops.forecast.failures import DAY_S
 from ops.forecast.fleet import Assume, Fleet, Mode, check_overlap, lower_median
@@ -159,6 +160,11 @@ def _computing_together(fleet: Fleet, mode: Mode) -> float:
     return min(1.0, busy / fleet.slowest_step_s / sum(filter(None, counts)))
 
 
+def journey_steps(fleet: Fleet, load: Load) -> int:
+    """Returns the inner steps that the run's own journeys make an interval, at least; 0 for the paper's fleet."""
+    return 0 if fleet.assume is Assume.PAPER else JOURNEYS * math.ceil(load.latency_s / load.step_s)
+
+
 def _stretched(
     fleet: Fleet, load: Load, paced: float | None, journeys: tuple[float, ...], down_gbps: float
 ) -> tuple[float, float]:
@@ -168,7 +174,7 @@ def _stretched(
     into: journey / H of all steps are one version behind, boundaries of steps included (reference.md, section 4.4). A
     median link that is too narrow stretches H by what goes up; of what comes down versions are skipped instead.
     """
-    least_steps = max(load.sync_interval_steps, merging_steps(fleet))
+    least_steps = max(load.sync_interval_steps, merging_steps(fleet), journey_steps(fleet, load))
     behind_steps = fmean(journeys) / load.step_s + BOUNDARY_STEPS
     enough = required(replace(load, sync_interval_steps=least_steps), fleet.utilisation).exact_gbps
     largest_s = max(load.wire.ups) * 8e-9, max(load.wire.downs) * 8e-9

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from aggregator.rules.interval import JOURNEYS
 from broker.base.errors import ConfigError
 from broker.wire.fragments import shard_of
 from broker.wire.messages import Codec
@@ -18,17 +19,13 @@ from ops.forecast.footprint import (
     island_host_memory,
 )
 from ops.forecast.links import journeys_s, load_of, merging_steps, required
-from ops.forecast.pace import Forecast, forecast
+from ops.forecast.pace import Forecast, forecast, journey_steps
 
 #: Intervals, fragments and codecs that :func:`choose` tries, the least harmful first: 4 bits with error feedback cost
 #: less than syncing half as often. Versions are differences with error feedback, too, so both ways are rounded alike.
 INTERVALS = (24, 48, 100, 200, 500, 1000)
 FRAGMENTS = (8, 24, 48, 96, 192, 384, 768)
 CODECS = tuple((codec, codec) for codec in (Codec.BF16, Codec.INT8, Codec.INT4))
-
-
-#: Journeys that should fit into an interval.
-JOURNEYS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +192,12 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
             f"to {steps} at least, unless the aggregator's host is {steps / asked:.3g} times as fast, or several "
             "aggregators share the work (--shards)."
         )
-    elif chosen.fits is not False and chosen.sync_interval_steps > asked * (1 + 1e-6):
+    elif chosen.fits is not False and chosen.sync_interval_steps > max(asked, _far(fleet)) * (1 + 1e-6):
         found.append(
             f"A fragment's way up and its merging take longer than H steps: H grows to "
             f"{chosen.sync_interval_steps:.0f}. More fragments are smaller."
         )
-    found += _stale_sites(fleet, chosen) + _long_journeys(fleet, chosen)
+    found += _stale_sites(fleet, chosen) + _long_journeys(fleet)
     for name, (limit, least) in limits_to_raise(fleet).items() if fleet.assume is Assume.ATOLL else ():
         where = " everywhere, or take more fragments" if name == "max_message_bytes" else ""
         found.append(f"{name} is {limit}, and the islands need {least}: raise it{where}.")
@@ -221,13 +218,17 @@ def _stale_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
     ]
 
 
-def _long_journeys(fleet: Fleet, chosen: Forecast) -> list[str]:
-    """Returns the warning about latency that takes much of H, measured in docs/results.md (Journeys)."""
-    load, interval = load_of(fleet, Mode.DECOUPLED), chosen.sync_interval_steps
-    steps = math.ceil(load.latency_s / load.step_s)
-    if fleet.assume is Assume.PAPER or JOURNEYS * steps <= interval * (1 + 1e-6):
+def _long_journeys(fleet: Fleet) -> list[str]:
+    """Returns what latency does to H, as measured in docs/results.md (Journeys)."""
+    far, asked = _far(fleet), fleet.sync_interval
+    if far <= asked:
         return []
     return [
-        f"The way there and back takes {steps} steps of {interval:.0f}. What islands train meanwhile moves the model "
-        f"little: the loss is lower with H of {JOURNEYS * steps} (--sync-interval)."
+        f"The way there and back takes {far // JOURNEYS} steps of {asked}. What islands train meanwhile moves the "
+        f"model little: H grows to {far}, where the loss is lower."
     ]
+
+
+def _far(fleet: Fleet) -> int:
+    """Returns the inner steps that journeys make an interval, at least."""
+    return journey_steps(fleet, load_of(fleet, Mode.DECOUPLED))

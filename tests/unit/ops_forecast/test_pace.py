@@ -228,7 +228,7 @@ def test_an_interval_without_room_for_three_journeys_is_noted(latency_s, told):
     asked = fleet(latency_s=latency_s / 2, step_s=1.0)
     found = [each for each in notes(asked, plan(asked)) if each.startswith("The way there and back")]
     assert bool(found) == told
-    assert all("9 steps of 24" in each and "H of 27" in each for each in found)
+    assert all("9 steps of 24" in each and "H grows to 27" in each for each in found)
 
 
 def test_where_most_links_are_narrow_rounds_follow_the_median_and_the_narrowest_is_late_even_so():
