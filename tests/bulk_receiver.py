@@ -5,8 +5,7 @@ import time
 
 from broker.chunks import chunk_heads
 from broker.chunks.memory import ReusedMemory
-from broker.chunks.partial_messages import PartialMessages
-from broker.chunks.receiving import Inflow, Refused
+from broker.chunks.receiving import Inflow, PartialMessages, Refused
 from broker.wire.frames import decode
 from broker.wire.headers import Limits
 

@@ -1,7 +1,7 @@
 """Both ways of a flow of chunks, as a client and its broker have them at their ends. Pure.
 
-A flow goes over one connection or several (:mod:`broker.chunks.bonding`). Whoever has the connections gives what comes
-to :meth:`Flow.take_in`, and hands over what :meth:`Flow.next` returns until that is None.
+A flow goes over one connection or several ("subflows"). Whoever has the connections gives what comes to
+:meth:`Flow.take_in`, and hands over what :meth:`Flow.next` returns until that is None.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Container, Sequence
 from broker.chunks.chunk_heads import Ask, Chunk, Credit, Resume, packed
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.meter import SendingMeter
-from broker.chunks.partial_messages import PartialMessages
-from broker.chunks.receiving import Inflow, Refused
+from broker.chunks.receiving import Inflow, PartialMessages, Refused
 from broker.chunks.sending import Next, Outflow
 from broker.wire.headers import Buffer, Limits
 

@@ -1,7 +1,4 @@
-"""A pool of buffers: fresh pages cost more than writing to them. Pure.
-
-Frames that arrive in pieces are joined in it, if they are to be read here (:class:`Joined`).
-"""
+"""A pool of buffers: fresh pages cost more than writing to them. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from broker.wire.messages.scattered import Scattered
 
 Octets = NDArray[np.uint8]
 
@@ -64,30 +59,3 @@ class ReusedMemory:
             except IndexError:
                 break
             excess -= 1
-
-
-def fresh(nbytes: int) -> memoryview:
-    """Returns ``nbytes`` of new, uninitialised memory."""
-    return np.empty(nbytes, np.uint8).data
-
-
-class Joined:
-    """A frame that arrives in pieces, copied one after another into memory of its size."""
-
-    def __init__(self, memory: Any) -> None:
-        self.buffer = memoryview(memory)
-        self._missing = self.buffer
-
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes of the frame that have not come yet."""
-        return self._missing.nbytes
-
-    def add(self, piece: memoryview) -> None:
-        """Copies the next piece into its place."""
-        self._missing[: piece.nbytes] = piece
-        self._missing = self._missing[piece.nbytes :]
-
-
-#: A frame of which more is to come.
-Opened = Joined | Scattered

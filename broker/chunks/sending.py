@@ -5,25 +5,38 @@ by what the link empties in a moment: a slow link has little waiting in it, so a
 chunks. A fast link is kept full, however long it is: the bytes under way double while notes come back at once. Small
 messages without tensors travel whole, and are not noted.
 
-Messages keep their order, but for urgent ones.
+Messages keep their order, but for urgent ones. A flow begins with one connection, and has more ("subflows", as in
+Multipath TCP, RFC 8684) where one cannot fill a long link: each has its own credit, and finds out how much it takes.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker.chunks.chunk_heads import Ask, Chunk, Credit, Resume, packed
 from broker.chunks.meter import SendingMeter
-from broker.chunks.subflow import MOST_UNDER_WAY_BYTES, Subflow
 from broker.wire.headers import Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
 from broker.wire.messages.scattered import behind, nbytes_of
 
 #: Messages without tensors up to this size travel whole, as do urgent ones: none holds up another for long.
 WHOLE_BYTES = 32 << 10
+#: Connections of one flow at most.
+MOST_SUBFLOWS = 16
+#: Sizes of a chunk: on a link of 33 kbit/s the smallest takes 8 s.
+LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 32 << 10, 2 << 20
+#: Chunks under way at a time, once there is no more to find out.
+CHUNKS_UNDER_WAY = 4
+#: Bytes that may be under way at first, without any credit; and at most.
+FIRST_BYTES, MOST_UNDER_WAY_BYTES = 128 << 10, 32 << 20
+#: A chunk counts as lost if it is not noted within the first, or within the second times what others took. The time
+#: doubles after each connection that did not help, up to the last.
+STALLED_S, STALLED_TIMES, LONGEST_STALL_S = 10.0, 4.0, 600.0
+#: Chunks that are noted as received within this time go through a link that takes more; after that, one that is slow.
+SOON_S, LATE_S = 0.25, 1.0
 
 
 def is_urgent(message: Message) -> bool:
@@ -72,6 +85,94 @@ class _Piece:
     noted: bool = False
 
 
+@dataclass(slots=True)
+class _Noted:
+    """Newly noted as received: whole pieces, bytes in all, and the time when the first was sent.
+
+    ``sent_s`` is None if no piece is complete.
+    """
+
+    pieces: list[_Piece]
+    nbytes: int
+    sent_s: float | None
+
+
+@dataclass(slots=True)
+class _Subflow:
+    """The sender's state of one connection: bytes under way, their window and the receiver's credit."""
+
+    given_bytes: int = 0  # handed to the connection in chunks
+    received_bytes: int = 0  # of these, noted by the other end
+    window_bytes: int = FIRST_BYTES  # what may be under way at a time, as far as the connection is known
+    _limit_bytes: int = FIRST_BYTES
+    _under_way: deque[tuple[int, float, _Piece]] = field(default_factory=deque)  # (given by then, when, what)
+    _held_up: bool = False  # something waited for the window
+    _judged_from: int = 0  # what was given before says nothing of this window
+    _noted_s: float = 0.0  # when anything was noted last
+    _slowest_s: float = 0.0  # of what took longest lately
+
+    @property
+    def under_way_bytes(self) -> int:
+        """Bytes handed to the connection that the receiver has not noted."""
+        return self.given_bytes - self.received_bytes
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Most bytes of a chunk over this connection."""
+        return min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
+
+    def takes(self, nbytes: int) -> bool:
+        """Returns True if a chunk of ``nbytes`` may go now."""
+        if self.under_way_bytes + nbytes > self.window_bytes:
+            self._held_up = True
+            return False
+        return self.given_bytes + nbytes <= self._limit_bytes
+
+    def sent(self, piece: _Piece, nbytes: int, now_s: float) -> None:
+        """Notes that the connection has taken a chunk."""
+        self.given_bytes += nbytes
+        self._under_way.append((self.given_bytes, now_s, piece))
+
+    def credited(self, credit: Credit, now_s: float) -> _Noted:
+        """Takes the receiver's credit, of which no more than was sent is believed."""
+        before = self.received_bytes
+        self.received_bytes = max(before, min(credit.received, self.given_bytes))
+        self._limit_bytes = max(self._limit_bytes, credit.limit)
+        noted = _Noted([], self.received_bytes - before, None)
+        sent_s = now_s
+        while self._under_way and self._under_way[0][0] <= self.received_bytes:
+            _, sent_s, piece = self._under_way.popleft()
+            noted.pieces.append(piece)
+            noted.sent_s = sent_s if noted.sent_s is None else noted.sent_s
+        if noted.pieces:
+            self._judge(now_s - sent_s, now_s)
+        return noted
+
+    def _judge(self, took_s: float, now_s: float) -> None:
+        """Widens or narrows the window by the time that a chunk took."""
+        self._noted_s, self._slowest_s = now_s, max(took_s, 0.9 * self._slowest_s)
+        if self.received_bytes < self._judged_from:
+            return  # it was sent under another window
+        before = self.window_bytes
+        if took_s > LATE_S:
+            self.window_bytes = max(CHUNKS_UNDER_WAY // 2 * LEAST_CHUNK_BYTES, before // 2)
+        elif took_s < SOON_S and self._held_up:
+            self.window_bytes = min(MOST_UNDER_WAY_BYTES, 2 * before)
+        if self.window_bytes != before:
+            self._judged_from, self._held_up = self.given_bytes, False
+
+    def silent_s(self, now_s: float) -> float:
+        """Returns seconds since the receiver last noted bytes while some are under way; 0.0 if none are."""
+        if not self._under_way:
+            return 0.0
+        return now_s - max(self._noted_s, self._under_way[0][1])
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds of silence after which the bytes under way count as lost."""
+        return max(STALLED_S, STALLED_TIMES * self._slowest_s)
+
+
 class Outflow:
     """Queues messages to go out over one connection, or in chunks over several.
 
@@ -87,12 +188,12 @@ class Outflow:
         self._urgent: deque[Transfer] = deque()
         self._waiting: deque[Transfer] = deque()
         self._handed_over: deque[Transfer] = deque()  # in chunks, and not known to be there
-        self._subflows: dict[int, Subflow[_Piece]] = {0: Subflow()}
+        self._subflows: dict[int, _Subflow] = {0: _Subflow()}
         self._under_way: deque[_Piece] = deque()  # the first of them is not noted
 
     def spread(self, subflow: int) -> None:
         """Adds a connection over which chunks may go from now on."""
-        self._subflows[subflow] = Subflow()
+        self._subflows[subflow] = _Subflow()
 
     def __len__(self) -> int:
         """Returns the number of messages that are not wholly handed to a connection yet."""
@@ -164,7 +265,7 @@ class Outflow:
         left = transfer.nbytes - transfer.sent_bytes
         if self._under_way and self.given_bytes - self._under_way[0].begin >= MOST_UNDER_WAY_BYTES:
             return None  # the receiver keeps what comes behind a chunk that is late
-        ways: Iterable[tuple[int, Subflow[_Piece]]] = self._subflows.items()
+        ways: Iterable[tuple[int, _Subflow]] = self._subflows.items()
         if len(self._subflows) > 1:
             ways = sorted(ways, key=lambda each: each[1].under_way_bytes)
         for subflow, way in ways:

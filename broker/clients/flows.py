@@ -4,7 +4,7 @@ A connection has an entry here from its first large message on. What is put into
 end, a few messages at most; beyond that the relay keeps them (:class:`~broker.routing.events.Blocked`), and hears when
 there is room again.
 
-Several connections may carry the chunks of one flow (:mod:`broker.chunks.bonding`). For everybody else they are one,
+Several connections may carry the chunks of one flow (:class:`Bonds`). For everybody else they are one,
 the first of them, and they end together.
 """
 
@@ -17,11 +17,10 @@ from typing import TypeVar
 
 from broker.base.errors import RemoteProtocolError
 from broker.chunks import chunk_heads
-from broker.chunks.bonding import Bonds
+from broker.chunks.chunk_heads import Bond
 from broker.chunks.flow import Flow
-from broker.chunks.partial_messages import PartialMessages, key_for
-from broker.chunks.receiving import Refused
-from broker.chunks.sending import Next, is_urgent
+from broker.chunks.receiving import PartialMessages, Refused, key_for
+from broker.chunks.sending import MOST_SUBFLOWS, Next, is_urgent
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
 from broker.wire.frames import encode
 from broker.wire.headers import Buffer, Limits
@@ -55,6 +54,45 @@ class _Client:
     counted_bytes: int = 0  # what is here of its message that is not whole, as counted for all flows
     given_up: bool = False  # that message was; the connection is to be ended, so that it is sent again
     blocked: bool = False  # the relay waits for room
+
+
+class Bonds:
+    """The flows of several connections at a broker, by routing id of the first."""
+
+    def __init__(self) -> None:
+        self._firsts: dict[tuple[str, int], bytes] = {}  # by key and number
+        self._places: dict[bytes, tuple[bytes, int]] = {}  # of each connection: its first, and its subflow
+        self._routes: dict[tuple[bytes, int], bytes] = {}  # the other way round
+
+    def place_of(self, peer: bytes) -> tuple[bytes, int]:
+        """Returns the first connection of a flow, and which of its connections this one is; 0 is the first."""
+        return self._places.get(peer, (peer, 0))
+
+    def route(self, first: bytes, subflow: int) -> bytes:
+        """Returns a connection of a flow."""
+        return self._routes[first, subflow] if subflow else first
+
+    def bind(self, peer: bytes, bond: Bond, key: str) -> bool:
+        """Handles a connection's introduction, under a public key; returns whether it is accepted."""
+        known = self._firsts.get((key, bond.nonce))
+        first = known if bond.subflow else peer
+        if first is None or peer in self._places or (bond.subflow == 0 and known is not None):
+            return False
+        if bond.subflow >= MOST_SUBFLOWS or (first, bond.subflow) in self._routes:
+            return False
+        self._firsts[key, bond.nonce] = first
+        self._places[peer], self._routes[first, bond.subflow] = (first, bond.subflow), peer
+        return True
+
+    def end(self, first: bytes) -> list[bytes]:
+        """Forgets a flow; returns its connections, the first among them."""
+        if (first, 0) not in self._routes:
+            return [first]
+        self._firsts = {name: each for name, each in self._firsts.items() if each != first}
+        ended = [self._routes.pop((first, n)) for n in range(MOST_SUBFLOWS) if (first, n) in self._routes]
+        for each in ended:
+            del self._places[each]
+        return ended
 
 
 class Flows:
@@ -113,7 +151,7 @@ class Flows:
             head = chunk_heads.read(first)
         except RemoteProtocolError as err:
             return [Refused(err, [])]
-        if isinstance(head, chunk_heads.Bond):
+        if isinstance(head, Bond):
             self._bind(peer, head, key)
             return []
         main, subflow = self._bonds.place_of(peer)
@@ -126,7 +164,7 @@ class Flows:
             self._count(client, now_s)
         return found
 
-    def _bind(self, peer: bytes, bond: chunk_heads.Bond, key: str) -> None:
+    def _bind(self, peer: bytes, bond: Bond, key: str) -> None:
         """A connection says that it is one of several; it is told so where it is from now on."""
         has_carried = bond.subflow > 0 and peer in self._clients  # a flow of its own, which would be left behind
         if has_carried or not self._bonds.bind(peer, bond, key):

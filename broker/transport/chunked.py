@@ -3,29 +3,85 @@
 What was on its way over a connection that broke is sent again by the cores' rules, and goes on where it was. One over
 which nothing is noted as received any more is to be made anew: a byte that was damaged on the way may have the other
 end wait for a frame that nobody sends.
+
+Where several connections carry chunks together, the first stands for all, and says so under a number that is drawn for
+it. Once the broker has said that back, the client makes the others, and they say the same. One carries chunks from its
+answer on; until then, and with a broker that never answers, the first carries all.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from broker.base.errors import RemoteProtocolError
-from broker.chunks import chunk_heads, subflow
-from broker.chunks.bonding import Bonding
+from broker.chunks import chunk_heads
+from broker.chunks.chunk_heads import Bond
 from broker.chunks.flow import Flow
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
-from broker.chunks.partial_messages import PartialMessages
-from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Refused
-from broker.chunks.sending import Transfer
-from broker.chunks.subflow import LONGEST_STALL_S
+from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, PartialMessages, Refused
+from broker.chunks.sending import LONGEST_STALL_S, STALLED_S, Transfer
 from broker.process import chance
 from broker.routing.resending import Carried
 from broker.wire.headers import Buffer, Limits
 
 #: Messages that wait to be received; more are not taken off the socket, and so give no credit.
 MOST_ARRIVED = 4
+
+
+class Bonding:
+    """Decides when a client announces a connection as part of a flow, and when that one may carry chunks.
+
+    There are ``others`` beside the first; ``draw`` returns a random number of 64 bits.
+    """
+
+    def __init__(self, others: int, draw: Callable[[], int]) -> None:
+        self._others = others
+        self._nonce = draw() if others else 0
+        self._said: dict[int, int] = {}  # subflow -> the number of the connection over which it was
+        self._joined: set[int] = set()
+
+    @property
+    def wants_others(self) -> bool:
+        """Returns True if the other connections are due: the broker has answered over the first."""
+        return 0 in self._joined
+
+    def due(self, standing: Mapping[int, int]) -> dict[int, Bond]:
+        """Returns what is to be said, by subflow; :meth:`said` is to follow.
+
+        Args:
+            standing: Subflow -> number of the connection that stands, 0 for none.
+        """
+        if not self._others:
+            return {}
+        return {
+            subflow: Bond(self._nonce, subflow)
+            for subflow, connection in standing.items()
+            if connection and self._said.get(subflow) != connection and (subflow == 0 or self.wants_others)
+        }
+
+    def said(self, subflow: int, connection: int) -> None:
+        """Notes that a bond went out over a connection of this number."""
+        self._said[subflow] = connection
+
+    def heard(self, bond: Bond, subflow: int) -> bool:
+        """The broker has answered over a connection; returns whether another one carries chunks from now on."""
+        if bond != Bond(self._nonce, subflow) or subflow not in self._said or subflow in self._joined:
+            return False
+        self._joined.add(subflow)
+        return subflow != 0
+
+    def carries(self, subflow: int) -> bool:
+        """Returns True if a connection may carry chunks: the first, or one over which the broker answered."""
+        return subflow == 0 or subflow in self._joined
+
+    def torn(self, standing: Mapping[int, int]) -> bool:
+        """Returns True if a connection beside the first that carried chunks has ended.
+
+        Its chunks are lost, and all connections must be made anew.
+        """
+        return any(each and standing.get(each) != self._said[each] for each in self._joined)
 
 
 class Chunked:
@@ -95,7 +151,7 @@ class Chunked:
             incoming.broken = False
             return True
         silent_s = out.silent_s(now_s)
-        if silent_s <= subflow.STALLED_S:
+        if silent_s <= STALLED_S:
             return False
         if silent_s <= min(LONGEST_STALL_S, out.patience_s * 2.0 ** min(self._stalls, 16)):
             return False
@@ -123,7 +179,7 @@ class Chunked:
         except RemoteProtocolError as err:
             self.arrived.append(Refused(err, []))
             return
-        if isinstance(head, chunk_heads.Bond):
+        if isinstance(head, Bond):
             if self.bonding.heard(head, subflow):
                 self.flow.out.spread(subflow)
         elif self.bonding.carries(subflow):

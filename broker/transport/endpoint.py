@@ -25,8 +25,7 @@ from typing import Any, Self
 import zmq
 
 from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
-from broker.chunks.partial_messages import key_for
-from broker.chunks.receiving import Refused
+from broker.chunks.receiving import Refused, key_for
 from broker.chunks.sending import Transfer, is_urgent
 from broker.process import clocks, logs
 from broker.routing.resending import Carried

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from broker.chunks.subflow import MOST_CHUNK_BYTES
+from broker.chunks.sending import MOST_CHUNK_BYTES
 from broker.wire.headers import DEFAULT_LIMITS, Limits
 from broker.wire.messages import Channel
 

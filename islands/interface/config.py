@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from broker.base.errors import AtollError, ConfigError, RunEnded
 from broker.base.settings import check_finite, nearest, setting
-from broker.chunks.subflow import MOST_SUBFLOWS
+from broker.chunks.sending import MOST_SUBFLOWS
 from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
 from broker.wire.fragments import FragmentManifest
 from broker.wire.headers import Limits, room_bytes

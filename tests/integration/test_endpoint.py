@@ -13,8 +13,7 @@ import zmq
 from broker.base.errors import ConfigError, LocalProtocolError
 from broker.chunks import chunk_heads, subflow
 from broker.chunks.chunk_heads import Credit, packed
-from broker.chunks.sending import Outflow
-from broker.chunks.subflow import MOST_CHUNK_BYTES
+from broker.chunks.sending import MOST_CHUNK_BYTES, Outflow
 from broker.transport.endpoint import AT_A_TIME, Endpoint
 from broker.transport.line import Line
 from broker.transport.sockets import IN_A_ROW, failure_of

@@ -10,11 +10,27 @@ from hypothesis import strategies as st
 from broker.base.errors import RemoteProtocolError
 from broker.chunks import chunk_heads
 from broker.chunks.chunk_heads import Chunk, Credit, Resume, packed
-from broker.chunks.memory import ReusedMemory, fresh
-from broker.chunks.partial_messages import KEPT_S, Partial, PartialMessages, key_in, key_of
-from broker.chunks.receiving import CREDIT_BYTES, Inflow, Refused
-from broker.chunks.sending import WHOLE_BYTES, Outflow
-from broker.chunks.subflow import FIRST_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES, MOST_UNDER_WAY_BYTES, STALLED_S
+from broker.chunks.memory import ReusedMemory
+from broker.chunks.receiving import (
+    CREDIT_BYTES,
+    KEPT_S,
+    Inflow,
+    Partial,
+    PartialMessages,
+    Refused,
+    fresh,
+    key_in,
+    key_of,
+)
+from broker.chunks.sending import (
+    FIRST_BYTES,
+    LEAST_CHUNK_BYTES,
+    MOST_CHUNK_BYTES,
+    MOST_UNDER_WAY_BYTES,
+    STALLED_S,
+    WHOLE_BYTES,
+    Outflow,
+)
 from broker.wire import headers
 from broker.wire.headers import Limits
 from broker.wire.messages.scattered import BLOCK_BYTES, LEAST_PIECE_BYTES, Scattered, behind, nbytes_of, pieces_of

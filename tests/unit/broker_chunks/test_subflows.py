@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.chunks import chunk_heads
-from broker.chunks.bonding import Bonding, Bonds
 from broker.chunks.chunk_heads import Bond, Chunk, Credit, packed
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import CREDIT_BYTES, MOST_EARLY_BYTES, Inflow
-from broker.chunks.sending import Outflow
-from broker.chunks.subflow import MOST_SUBFLOWS, MOST_UNDER_WAY_BYTES
-from broker.clients.flows import Put
-from broker.transport.chunked import Chunked
+from broker.chunks.sending import MOST_SUBFLOWS, MOST_UNDER_WAY_BYTES, Outflow
+from broker.clients.flows import Bonds, Put
+from broker.transport.chunked import Bonding, Chunked
 from broker.wire.headers import DEFAULT_LIMITS, Limits
 from tests.profiles import examples
 from tests.unit.broker_clients.test_flows import Driven, version

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.chunks.receiving import CREDIT_BYTES
-from broker.chunks.subflow import MOST_CHUNK_BYTES
+from broker.chunks.sending import MOST_CHUNK_BYTES
 from broker.clients.connections import Connections, Ending, files_for_connections, most_unread_bytes
 from broker.wire.messages import Channel
 

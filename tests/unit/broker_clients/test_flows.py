@@ -9,8 +9,7 @@ from broker.chunks.chunk_heads import Bond, packed
 from broker.chunks.flow import Flow
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
-from broker.chunks.sending import Outflow
-from broker.chunks.subflow import FIRST_BYTES, STALLED_S
+from broker.chunks.sending import FIRST_BYTES, STALLED_S, Outflow
 from broker.clients.flows import MOST_WAITING, Flows, Put
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
 from broker.wire import messages as m

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from broker.chunks.memory import fresh
+from broker.chunks.receiving import fresh
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.frames import Origin, decode, encode, peek, verify
 from broker.wire.headers import Limits
