@@ -91,7 +91,7 @@ def key_for(message: Message, nbytes: int) -> int:
 def key_in(header: Buffer, limits: Limits) -> int | None:
     """Returns the name of the payload that a header announces; None if it announces none."""
     try:
-        buffers = headers.read([headers.view(header)], limits).get("buffers")
+        buffers = headers.read([header], limits)[0].get("buffers")
         return key_of([each["checksum"] for each in buffers]) if buffers else None
     except (Unfit, KeyError, TypeError, AttributeError, OverflowError):
         return None

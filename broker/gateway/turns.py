@@ -139,10 +139,9 @@ async def event_of(channel: Channel, taken: Taken, limits: Limits, key: str) -> 
             got, most = len(frames) - 1 + taken.surplus, f"at most {limits.max_buffers}"
             raise RemoteProtocolError(Reason.OVERSIZE, field="number of buffers", got=got, expected=most)
         envelope = decode(frames, limits)
-        size_bytes = sum(each.nbytes for each in envelope.frames or ())
         origin = Origin(kind=kind_of(envelope.message), sender=envelope.sender, sequence=envelope.sequence)
         if isinstance(envelope.message, Version):
-            if size_bytes < VERIFY_HERE_BYTES:
+            if envelope.nbytes < VERIFY_HERE_BYTES:
                 verify(envelope)
             else:
                 await asyncio.to_thread(verify, envelope)  # which lets go of the interpreter meanwhile
@@ -150,7 +149,9 @@ async def event_of(channel: Channel, taken: Taken, limits: Limits, key: str) -> 
         origin = err.origin if isinstance(err, Unreadable) else origin or peek(frames, limits)
         return _rejected(channel, taken.peer, key, err, origin)
     wall_s = clocks.wall() if isinstance(envelope.message, Probe) else 0.0
-    return Received(channel=channel, peer=taken.peer, envelope=envelope, size_bytes=size_bytes, key=key, wall_s=wall_s)
+    return Received(
+        channel=channel, peer=taken.peer, envelope=envelope, size_bytes=envelope.nbytes, key=key, wall_s=wall_s
+    )
 
 
 def refused(channel: Channel, taken: Taken, what: Refused, limits: Limits, key: str) -> Rejected:

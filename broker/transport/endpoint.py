@@ -200,8 +200,7 @@ class Endpoint:
         kind = kind_of(envelope.message)
         if envelope.message.channel is not self.channel:
             raise LocalProtocolError(f"{kind} belongs on the {envelope.message.channel} channel, not on {self.channel}")
-        frames = encode(envelope)
-        nbytes = sum(memoryview(frame).nbytes for frame in frames)
+        frames, nbytes = encode(envelope), envelope.nbytes
         if len(frames[0]) > self._limits.max_header_bytes:
             most = f"{len(frames[0])} bytes of header, at most {self._limits.max_header_bytes} are taken"
             raise LocalProtocolError(f"{kind} has {most}: a model of fewer tensors has shorter ones")

@@ -55,35 +55,38 @@ def encode(envelope: Envelope) -> list[Buffer]:
     """
     if envelope.frames is not None:
         return list(envelope.frames)
-    kind = kind_of(envelope.message)
+    message: Any = envelope.message
+    kind = kind_of(message)
+    record, entries = _RECORDS[kind], list[bytes]()
     frames: list[Buffer] = [b""]
-    entries: list[bytes] = []
+    header: dict[str, Any] = {"v": PROTOCOL_VERSION, "kind": kind}
+    key = ""
     try:
-        header: dict[str, Any] = {"v": PROTOCOL_VERSION, "kind": kind}
         for key, name, check in _FIELDS:
-            header[key] = _at(key, check, getattr(envelope, name))
-        header["body"] = _at("body", _RECORDS[kind].write, envelope.message)
-        if _RECORDS[kind].has_payload:
-            for encoded in _payload(envelope.message):
-                frames.append(_at(f"buffers[{len(entries)}]", _written, encoded))
+            header[key] = check(getattr(envelope, name))
+        key = "body"
+        header[key] = record.write(message)
+        if record.has_payload:
+            key = "payload"
+            if type(message.payload) is not tuple:
+                raise Unfit(message.payload, "a tuple of Encoded")
+            key = ""
+            for encoded in message.payload:
+                frames.append(_written(encoded))
                 entries.append(encoded.entry)
     except Unfit as unfit:
+        unfit.path.append(key or f"buffers[{len(entries)}]")
         got = reprlib.repr(unfit.got)  # ``repr`` alone could be megabytes
         raise LocalProtocolError(f"{kind}: {unfit.field} is {got}, must be {unfit.expected}") from unfit
     # One map, of parts that are packed by themselves: its first byte says how many keys follow.
     packed, tail = msgpack.packb(header), _CHECKSUM_LAST
-    if _RECORDS[kind].has_payload:
+    if record.has_payload:
         tail = _BUFFERS_KEY + msgpack.Packer().pack_array_header(len(entries)) + b"".join(entries) + tail
-    keys = packed[0] + (2 if _RECORDS[kind].has_payload else 1)
+    keys = packed[0] + (2 if record.has_payload else 1)
     frames[0] = headers.seal(bytes([keys]) + packed[1:] + tail)
     object.__setattr__(envelope, "frames", tuple(frames))
+    object.__setattr__(envelope, "nbytes", len(frames[0]) + sum(map(headers.NBYTES, frames[1:])))
     return frames
-
-
-def _payload(message: Any) -> tuple[Any, ...]:
-    if type(message.payload) is not tuple:
-        raise Unfit(message.payload, "a tuple of Encoded", at="payload")
-    return message.payload
 
 
 def _written(encoded: Any) -> Buffer:
@@ -112,14 +115,13 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Envelop
     """
     header: dict[str, Any] = {}
     try:
-        views = headers.views(frames, limits)
-        header = headers.read(views, limits)
-        return _decode(header, views)
+        header, views, nbytes = headers.read(frames, limits)
+        return _decode(header, views, nbytes)
     except Unfit as unfit:
         raise Unreadable(unfit, _origin(header)) from unfit
 
 
-def _decode(header: dict[str, Any], frames: Sequence[Buffer]) -> Envelope:
+def _decode(header: dict[str, Any], frames: Sequence[Buffer], nbytes: int) -> Envelope:
     # The version comes first: another version may have other keys.
     if type(header.get("v")) is not int or header["v"] != PROTOCOL_VERSION:
         raise Unfit(header.get("v"), str(PROTOCOL_VERSION), reason=Reason.PROTOCOL_VERSION, at="v")
@@ -135,9 +137,17 @@ def _decode(header: dict[str, Any], frames: Sequence[Buffer]) -> Envelope:
     if len(frames) > 1 and not records.has_payload:
         raise Unfit(len(frames) - 1, f"0 for {kind}", at="number of buffers")
     payload = {"payload": _read_buffers(header["buffers"], frames[1:])} if records.has_payload else {}
-    message = _at("body", records.read, header["body"], **payload)
-    envelope = Envelope(message=message, **{name: _at(key, check, header[key]) for key, name, check in _FIELDS})
+    key, fields = "body", dict[str, Any]()
+    try:
+        fields["message"] = records.read(header[key], **payload)
+        for key, name, check in _FIELDS:
+            fields[name] = check(header[key])
+    except Unfit as unfit:
+        unfit.path.append(key)
+        raise
+    envelope = Envelope(**fields)
     object.__setattr__(envelope, "frames", tuple(frames))
+    object.__setattr__(envelope, "nbytes", nbytes)
     return envelope
 
 
@@ -222,7 +232,7 @@ class Unreadable(RemoteProtocolError):
 def peek(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Origin:
     """Returns the readable claims of a message that :func:`decode` refused; never raises."""
     try:
-        return _origin(headers.read(headers.views(frames, limits), limits))
+        return _origin(headers.read(frames, limits)[0])
     except Unfit:
         return Origin()
 
@@ -241,12 +251,3 @@ def _or(otherwise: Any, check: Any, value: Any) -> Any:
         return check(value)
     except Unfit:
         return otherwise
-
-
-def _at(field: str, check: Any, *values: Any, **given: Any) -> Any:
-    """Returns ``check(*values, **given)``; its errors name ``field``."""
-    try:
-        return check(*values, **given)
-    except Unfit as unfit:
-        unfit.path.append(field)
-        raise

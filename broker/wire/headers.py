@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import msgpack
@@ -22,6 +23,8 @@ from broker.wire.schema import MAX_ITEMS, MAX_RECORD_BYTES, MAX_TEXT, Unfit
 #: Whatever has the buffer protocol: bytes, memoryview, zmq.Frame. Behind the header it may lie in several places
 #: (:mod:`broker.wire.messages.scattered`).
 Buffer = Any
+#: Returns the bytes of a view.
+NBYTES = attrgetter("nbytes")
 
 #: The number at a header's end, big-endian as msgpack writes it.
 SEAL_BYTES = 8
@@ -74,15 +77,6 @@ def seal(header: bytes) -> bytes:
     return content + xxhash.xxh3_64_digest(content)  # big-endian, too
 
 
-def views(frames: Sequence[Buffer], limits: Limits) -> list[Buffer]:
-    """Returns views of the frames; raises Unfit if there are none, too many, or one is no frame."""
-    if not frames:
-        raise Unfit(0, "at least the header", at="number of frames")
-    if len(frames) - 1 > limits.max_buffers:
-        raise Unfit(len(frames) - 1, f"at most {limits.max_buffers}", reason=Reason.OVERSIZE, at="number of buffers")
-    return [view(frame) for frame in frames]
-
-
 def view(frame: Buffer) -> Buffer:
     """Returns a view of anything with bytes; scattered buffers unchanged."""
     if isinstance(frame, Scattered):
@@ -96,21 +90,29 @@ def view(frame: Buffer) -> Buffer:
     return seen
 
 
-def read(frames: Sequence[Buffer], limits: Limits) -> dict[str, Any]:
-    """Returns the map in the first frame, after checks of all frame sizes and its checksum.
+def read(frames: Sequence[Buffer], limits: Limits) -> tuple[dict[str, Any], list[Buffer], int]:
+    """Checks the sizes of all frames and the checksum of the first.
+
+    Returns:
+        The map in the first frame, views of all frames, and their bytes.
 
     Raises:
-        Unfit: Something is too large, the checksum is another one, or it is no map.
+        Unfit: There are none or too many, one is too large or no frame, the checksum is another one, or it is no map.
     """
-    sizes = [frame.nbytes for frame in frames]
-    if sizes[0] > limits.max_header_bytes:
-        raise Unfit(sizes[0], f"at most {limits.max_header_bytes} bytes", reason=Reason.OVERSIZE, at="header")
-    if sum(sizes) > limits.max_message_bytes:
-        raise Unfit(sum(sizes), f"at most {limits.max_message_bytes} bytes", reason=Reason.OVERSIZE, at="message")
-    sealed = bytes(frames[0][-SEAL_BYTES:]) == xxhash.xxh3_64_digest(frames[0][:-SEAL_BYTES])
-    if not sealed and not _is_of_version_1(frames[0]):
+    if not frames:
+        raise Unfit(0, "at least the header", at="number of frames")
+    if len(frames) - 1 > limits.max_buffers:
+        raise Unfit(len(frames) - 1, f"at most {limits.max_buffers}", reason=Reason.OVERSIZE, at="number of buffers")
+    views = list(map(view, frames))
+    header, nbytes = views[0], sum(map(NBYTES, views))
+    if header.nbytes > limits.max_header_bytes:
+        raise Unfit(header.nbytes, f"at most {limits.max_header_bytes} bytes", reason=Reason.OVERSIZE, at="header")
+    if nbytes > limits.max_message_bytes:
+        raise Unfit(nbytes, f"at most {limits.max_message_bytes} bytes", reason=Reason.OVERSIZE, at="message")
+    sealed = bytes(header[-SEAL_BYTES:]) == xxhash.xxh3_64_digest(header[:-SEAL_BYTES])
+    if not sealed and not _is_of_version_1(header):
         raise Unfit("another one", "that of all bytes before it", reason=Reason.CHECKSUM, at="checksum")
-    return _unpacked(frames[0])
+    return _unpacked(header), views, nbytes
 
 
 def _is_of_version_1(header: memoryview) -> bool:

@@ -157,6 +157,7 @@ class Envelope:
         to: As ``sender``.
         frames: The message on the wire, once it was encoded or as it was received; one that is passed on goes as it
             came. ``dataclasses.replace`` does not copy it.
+        nbytes: Of all frames; 0 until there are any.
     """
 
     run_id: str
@@ -166,3 +167,4 @@ class Envelope:
     to: str
     message: Message
     frames: tuple[Any, ...] | None = field(default=None, init=False, repr=False, compare=False)
+    nbytes: int = field(default=0, init=False, repr=False, compare=False)
