@@ -46,12 +46,13 @@ class BulkReceiver:
     async def step(self):
         """Takes what comes next; returns the routing id of its connection, and the message that is whole with it."""
         peer, first, *frames = await self._router.recv_multipart()
-        if not chunk_heads.is_head(first):
+        head = chunk_heads.read(first)
+        if head is None:
             return peer, decode([first, *frames])
         self.nbytes += sum(map(len, frames))
         self.largest = max([self.largest, *map(len, frames)])
         into = self._flows.setdefault(peer, Inflow(Limits(), ReusedMemory(0)))
-        answers, found = into.take_in(chunk_heads.read(first), frames, self._kept)
+        answers, found = into.take_in(head, frames, self._kept)
         for answer in answers:
             self.resumed.append(chunk_heads.read(answer).offset)
             await self._router.send_multipart([peer, answer])

@@ -78,13 +78,10 @@ def packed(head: Head) -> bytes:
     return (_FOUR if isinstance(head, Chunk) else _TWO).pack(MARK, _LETTERS[type(head)], *head)
 
 
-def is_head(frame: bytes | memoryview) -> bool:
-    """Returns True if a first frame is a chunk's head, False if it is the header of a whole message."""
-    return len(frame) > 0 and frame[0] == MARK
-
-
-def read(frame: bytes | memoryview) -> Head:
-    """Reads a frame for which :func:`is_head` is true; raises RemoteProtocolError if malformed."""
+def read(frame: bytes | memoryview) -> Head | None:
+    """Reads a first frame; None if it is the header of a whole message; raises RemoteProtocolError if malformed."""
+    if len(frame) == 0 or frame[0] != MARK:
+        return None
     kind = _KINDS.get(bytes(frame[1:2]))
     form = _FOUR if kind is Chunk else _TWO
     if kind is None or len(frame) != form.size:

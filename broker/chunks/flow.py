@@ -48,7 +48,8 @@ class Flow:
             case _:
                 self._owes_credit[subflow] = None
                 answers, found = self.incoming.take_in(head, frames, kept, subflow)
-                self._answers += [(0, each) for each in answers]
+                for each in answers:
+                    self.answer(0, each)
                 return found
         return []
 

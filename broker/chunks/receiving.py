@@ -11,6 +11,7 @@ asks how much is here. In the end the whole is checked against its checksums, li
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,17 +51,13 @@ class Joined:
 
     def __init__(self, memory: Any) -> None:
         self.buffer = memoryview(memory)
-        self._missing = self.buffer
-
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes of the frame that have not come yet."""
-        return self._missing.nbytes
+        self.missing_bytes = self.buffer.nbytes
 
     def add(self, piece: memoryview) -> None:
         """Copies the next piece into its place."""
-        self._missing[: piece.nbytes] = piece
-        self._missing = self._missing[piece.nbytes :]
+        at = self.buffer.nbytes - self.missing_bytes
+        self.buffer[at : at + piece.nbytes] = piece
+        self.missing_bytes -= piece.nbytes
 
 
 #: A frame of which more is to come.
@@ -77,9 +74,9 @@ class Partial:
     total: int
 
 
-def key_of(checksums: Iterable[int]) -> int:
+def key_of(checksums: Sequence[int]) -> int:
     """Returns the name of a payload with these checksums of its buffers."""
-    return xxhash.xxh3_64_intdigest(b"".join([each.to_bytes(8) for each in checksums]))
+    return xxhash.xxh3_64_intdigest(struct.pack(f">{len(checksums)}Q", *checksums))
 
 
 def key_for(message: Message, nbytes: int) -> int:
@@ -93,7 +90,7 @@ def key_in(header: Buffer, limits: Limits) -> int | None:
     try:
         buffers = headers.read([header], limits)[0].get("buffers")
         return key_of([each["checksum"] for each in buffers]) if buffers else None
-    except (Unfit, KeyError, TypeError, AttributeError, OverflowError):
+    except (Unfit, KeyError, TypeError, struct.error):
         return None
 
 

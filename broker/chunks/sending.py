@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from broker.chunks.chunk_heads import Ask, Chunk, Credit, Resume, packed
 from broker.chunks.meter import SendingMeter
-from broker.wire.headers import Buffer
+from broker.wire.headers import NBYTES, Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
-from broker.wire.messages.scattered import behind, nbytes_of
+from broker.wire.messages.scattered import Scattered
 
 #: Messages without tensors up to this size travel whole, as do urgent ones: none holds up another for long.
 WHOLE_BYTES = 32 << 10
@@ -78,23 +78,13 @@ class Next(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """A chunk handed over, its place among all bytes handed over, and whether the receiver noted it."""
+    """A chunk handed over to a connection, and whether the receiver noted it."""
 
     transfer: Transfer
-    begin: int
+    begin: int  # of all bytes handed over
+    end: int  # of those of its connection
+    sent_s: float
     noted: bool = False
-
-
-@dataclass(slots=True)
-class _Noted:
-    """Newly noted as received: whole pieces, bytes in all, and the time when the first was sent.
-
-    ``sent_s`` is None if no piece is complete.
-    """
-
-    pieces: list[_Piece]
-    nbytes: int
-    sent_s: float | None
 
 
 @dataclass(slots=True)
@@ -104,49 +94,35 @@ class _Subflow:
     given_bytes: int = 0  # handed to the connection in chunks
     received_bytes: int = 0  # of these, noted by the other end
     window_bytes: int = FIRST_BYTES  # what may be under way at a time, as far as the connection is known
+    under_way: deque[_Piece] = field(default_factory=deque)
     _limit_bytes: int = FIRST_BYTES
-    _under_way: deque[tuple[int, float, _Piece]] = field(default_factory=deque)  # (given by then, when, what)
     _held_up: bool = False  # something waited for the window
     _judged_from: int = 0  # what was given before says nothing of this window
     _noted_s: float = 0.0  # when anything was noted last
     _slowest_s: float = 0.0  # of what took longest lately
 
-    @property
-    def under_way_bytes(self) -> int:
-        """Bytes handed to the connection that the receiver has not noted."""
-        return self.given_bytes - self.received_bytes
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Most bytes of a chunk over this connection."""
-        return min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
-
-    def takes(self, nbytes: int) -> bool:
-        """Returns True if a chunk of ``nbytes`` may go now."""
-        if self.under_way_bytes + nbytes > self.window_bytes:
+    def chunk_bytes(self, left: int) -> int:
+        """Returns the bytes of the next chunk of a message of which ``left`` bytes are left; 0: none may go now."""
+        size = min(left, MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
+        if self.given_bytes - self.received_bytes + size > self.window_bytes:
             self._held_up = True
-            return False
-        return self.given_bytes + nbytes <= self._limit_bytes
+            return 0
+        return size if self.given_bytes + size <= self._limit_bytes else 0
 
-    def sent(self, piece: _Piece, nbytes: int, now_s: float) -> None:
-        """Notes that the connection has taken a chunk."""
-        self.given_bytes += nbytes
-        self._under_way.append((self.given_bytes, now_s, piece))
+    def credited(self, credit: Credit, now_s: float) -> tuple[int, list[_Piece]]:
+        """Takes the receiver's credit, of which no more than was sent is believed.
 
-    def credited(self, credit: Credit, now_s: float) -> _Noted:
-        """Takes the receiver's credit, of which no more than was sent is believed."""
-        before = self.received_bytes
+        Returns:
+            The bytes that are newly noted as received, and the chunks that are wholly.
+        """
+        before, noted = self.received_bytes, list[_Piece]()
         self.received_bytes = max(before, min(credit.received, self.given_bytes))
         self._limit_bytes = max(self._limit_bytes, credit.limit)
-        noted = _Noted([], self.received_bytes - before, None)
-        sent_s = now_s
-        while self._under_way and self._under_way[0][0] <= self.received_bytes:
-            _, sent_s, piece = self._under_way.popleft()
-            noted.pieces.append(piece)
-            noted.sent_s = sent_s if noted.sent_s is None else noted.sent_s
-        if noted.pieces:
-            self._judge(now_s - sent_s, now_s)
-        return noted
+        while self.under_way and self.under_way[0].end <= self.received_bytes:
+            noted.append(self.under_way.popleft())
+        if noted:
+            self._judge(now_s - noted[-1].sent_s, now_s)
+        return self.received_bytes - before, noted
 
     def _judge(self, took_s: float, now_s: float) -> None:
         """Widens or narrows the window by the time that a chunk took."""
@@ -163,9 +139,7 @@ class _Subflow:
 
     def silent_s(self, now_s: float) -> float:
         """Returns seconds since the receiver last noted bytes while some are under way; 0.0 if none are."""
-        if not self._under_way:
-            return 0.0
-        return now_s - max(self._noted_s, self._under_way[0][1])
+        return now_s - max(self._noted_s, self.under_way[0].sent_s) if self.under_way else 0.0
 
     @property
     def patience_s(self) -> float:
@@ -206,7 +180,7 @@ class Outflow:
 
     def silent_s(self, now_s: float) -> float:
         """Returns seconds since the receiver last noted bytes while some are under way; 0.0 if none are."""
-        return max(each.silent_s(now_s) for each in self._subflows.values())
+        return max(each.silent_s(now_s) for each in self._subflows.values()) if self._under_way else 0.0
 
     @property
     def patience_s(self) -> float:
@@ -217,10 +191,11 @@ class Outflow:
         self, frames: Sequence[Buffer], what: object = None, *, urgent: bool = False, key: int = 0, asks: bool = False
     ) -> Transfer:
         """Takes a message in, with what :class:`Transfer` says of it; an urgent one overtakes, if small."""
-        sizes = [nbytes_of(each) for each in frames]
+        views = [each if isinstance(each, Scattered) else memoryview(each).cast("B") for each in frames]
+        sizes = list(map(NBYTES, views))
         nbytes = sum(sizes)
         whole = nbytes <= WHOLE_BYTES and (urgent or len(frames) == 1)
-        transfer = Transfer(frames=frames, sizes=sizes, nbytes=nbytes, whole=whole, what=what, key=key, asks=asks)
+        transfer = Transfer(frames=views, sizes=sizes, nbytes=nbytes, whole=whole, what=what, key=key, asks=asks)
         (self._urgent if urgent and whole else self._waiting).append(transfer)
         return transfer
 
@@ -259,18 +234,19 @@ class Outflow:
             return _whole(transfer)
         if transfer.asked:
             return None
+        transfer.number = transfer.number or self._number + 1
         if transfer.asks:
-            head = Ask(self._number_of(transfer), transfer.nbytes)
+            head = Ask(transfer.number, transfer.nbytes)
             return Next(transfer, [packed(head), transfer.frames[0]], transfer.sizes[0], True, 0, 1, 0)
         left = transfer.nbytes - transfer.sent_bytes
         if self._under_way and self.given_bytes - self._under_way[0].begin >= MOST_UNDER_WAY_BYTES:
             return None  # the receiver keeps what comes behind a chunk that is late
         ways: Iterable[tuple[int, _Subflow]] = self._subflows.items()
         if len(self._subflows) > 1:
-            ways = sorted(ways, key=lambda each: each[1].under_way_bytes)
+            ways = sorted(ways, key=lambda each: each[1].given_bytes - each[1].received_bytes)
         for subflow, way in ways:
-            size = min(way.chunk_bytes, left)
-            if way.takes(size):
+            size = way.chunk_bytes(left)
+            if size:
                 return self._cut(transfer, size, subflow)
         return None
 
@@ -280,14 +256,15 @@ class Outflow:
         assert transfer is not None
         transfer.sent_bytes += step.nbytes
         if step.chunked:
-            transfer.number, transfer.frame, transfer.at = self._number_of(transfer), step.frame, step.at
-            self._number = transfer.number
+            self._number, transfer.frame, transfer.at = transfer.number, step.frame, step.at
             transfer.asks, transfer.asked = False, transfer.asks
-            piece = _Piece(transfer, self.given_bytes)
-            self.given_bytes += step.nbytes
             transfer.pieces += 1
+            way = self._subflows[step.subflow]
+            way.given_bytes += step.nbytes
+            piece = _Piece(transfer, self.given_bytes, way.given_bytes, now_s)
+            self.given_bytes += step.nbytes
             self._under_way.append(piece)
-            self._subflows[step.subflow].sent(piece, step.nbytes, now_s)
+            way.under_way.append(piece)
         if transfer.sent_bytes == transfer.nbytes:
             transfer.done = True
             (self._urgent if self._urgent and self._urgent[0] is transfer else self._waiting).popleft()
@@ -298,19 +275,21 @@ class Outflow:
         """Takes the receiver's credit for a connection."""
         if subflow not in self._subflows:
             return  # nothing was sent over it
-        noted = self._subflows[subflow].credited(credit, now_s)
-        if self._meter is not None and noted.sent_s is not None:
-            self._meter.noted(noted.nbytes, noted.sent_s, now_s)
-        for piece in noted.pieces:
+        nbytes, noted = self._subflows[subflow].credited(credit, now_s)
+        if noted and self._meter is not None:
+            self._meter.noted(nbytes, noted[0].sent_s, now_s)
+        for piece in noted:
             piece.noted = True
             piece.transfer.pieces -= 1
         while self._under_way and self._under_way[0].noted:
             self._under_way.popleft()
         while self._handed_over and not self._handed_over[0].pieces:
-            self._delivered.append(self._handed_over.popleft())
+            transfer = self._handed_over.popleft()
+            if transfer.what is not None:
+                self._delivered.append(transfer)
 
     def delivered(self) -> list[Transfer]:
-        """Returns the messages that were wholly received since the last call."""
+        """Returns the messages, of those put in with a ``what``, that were wholly received since the last call."""
         found, self._delivered = self._delivered, []
         return found
 
@@ -329,9 +308,6 @@ class Outflow:
                 return
             at -= nbytes
 
-    def _number_of(self, transfer: Transfer) -> int:
-        return transfer.number or self._number + 1
-
     def _cut(self, transfer: Transfer, size: int, subflow: int) -> Next:
         """Returns the next bytes of a message as a chunk, whose frames are views of those of the message.
 
@@ -340,7 +316,7 @@ class Outflow:
         frames: list[Buffer] = []
         frame, at, left = transfer.frame, transfer.at, size
         while True:
-            piece = behind(transfer.frames[frame], at)[:left]
+            piece = transfer.frames[frame][at : at + left]
             frames.append(piece)
             left -= piece.nbytes
             at += piece.nbytes
@@ -350,7 +326,7 @@ class Outflow:
             frame, at = frame + 1, 0
             if left == 0 and (frame == len(transfer.frames) or transfer.sizes[frame]):
                 break
-        head = Chunk(self._number_of(transfer), transfer.nbytes, transfer.sent_bytes, rest)
+        head = Chunk(transfer.number, transfer.nbytes, transfer.sent_bytes, rest)
         return Next(transfer, [packed(head), *frames], size - left, True, subflow, frame, at)
 
 

@@ -136,21 +136,22 @@ class Flows:
         Returns:
             The messages that are whole now, and why something is not taken in.
         """
-        first = memoryview(frames[0]) if frames else memoryview(b"")
-        chunked = chunk_heads.is_head(first)
+        head: chunk_heads.Head | Refused | None
+        try:
+            head = chunk_heads.read(memoryview(frames[0]) if frames else b"")
+        except RemoteProtocolError as err:
+            head = Refused(err, [])
         if peer in self._gone:  # what was still to be read of a connection when its end was told
-            return [] if chunked else [frames]
+            return [frames] if head is None else []
         if fd is not None and (known := self._behind.get(fd)) != peer:
             if known is not None:  # its end has not been told yet
                 self._overtaken[fd] += 1
                 self._untold += self._lost(known, now_s)
             self._behind[fd] = peer
-        if not chunked:
+        if head is None:
             return [frames]
-        try:
-            head = chunk_heads.read(first)
-        except RemoteProtocolError as err:
-            return [Refused(err, [])]
+        if isinstance(head, Refused):
+            return [head]
         if isinstance(head, Bond):
             self._bind(peer, head, key)
             return []

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from broker.base.errors import RemoteProtocolError
-from broker.chunks import chunk_heads
+from broker.chunks import chunk_heads, sending
 from broker.chunks.chunk_heads import Bond
 from broker.chunks.flow import Flow
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
 from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, PartialMessages, Refused
-from broker.chunks.sending import LONGEST_STALL_S, STALLED_S, Transfer
+from broker.chunks.sending import LONGEST_STALL_S, Transfer
 from broker.process import chance
 from broker.routing.resending import Carried
 from broker.wire.headers import Buffer, Limits
@@ -151,7 +151,7 @@ class Chunked:
             incoming.broken = False
             return True
         silent_s = out.silent_s(now_s)
-        if silent_s <= STALLED_S:
+        if silent_s <= sending.STALLED_S:
             return False
         if silent_s <= min(LONGEST_STALL_S, out.patience_s * 2.0 ** min(self._stalls, 16)):
             return False
@@ -170,16 +170,14 @@ class Chunked:
 
     def take_in(self, frames: Sequence[Buffer], now_s: float, subflow: int = 0) -> None:
         """Takes in what has come over a connection: a message, a chunk of one, or what is said about chunks."""
-        first = memoryview(frames[0])
-        if not chunk_heads.is_head(first):
-            self.arrived.append(list(frames))
-            return
         try:
-            head = chunk_heads.read(first)
+            head = chunk_heads.read(memoryview(frames[0]))
         except RemoteProtocolError as err:
             self.arrived.append(Refused(err, []))
             return
-        if isinstance(head, Bond):
+        if head is None:
+            self.arrived.append(list(frames))
+        elif isinstance(head, Bond):
             if self.bonding.heard(head, subflow):
                 self.flow.out.spread(subflow)
         elif self.bonding.carries(subflow):
@@ -187,5 +185,4 @@ class Chunked:
                 self._down.arrived(sum(map(len, frames[1:])), now_s, goes_on=head.offset > 0)
             self.arrived += self.flow.take_in(head, frames[1:], self._kept, now_s, subflow)
             if isinstance(head, chunk_heads.Credit):
-                self.flow.out.delivered()
                 self._stalls = 0

@@ -17,13 +17,17 @@ BLOCK_BYTES = 2 << 20
 
 
 class Scattered:
-    """One buffer of ``nbytes`` in pieces; small pieces are copied into ``fresh`` memory."""
+    """One buffer of ``nbytes`` in pieces; small pieces are copied into ``fresh`` memory.
 
-    __slots__ = ("_begins", "_fresh", "_here", "_pieces", "_room", "nbytes")
+    Attributes:
+        missing_bytes: Those that have not arrived yet.
+    """
+
+    __slots__ = ("_begins", "_fresh", "_pieces", "_room", "missing_bytes", "nbytes")
 
     def __init__(self, nbytes: int, fresh: Callable[[int], memoryview]) -> None:
         self.nbytes, self._fresh = nbytes, fresh
-        self._here = 0
+        self.missing_bytes = nbytes
         self._pieces: list[memoryview] = []
         self._begins: list[int] = []
         self._room = memoryview(b"")  # what is free of the last one
@@ -33,17 +37,12 @@ class Scattered:
         """This object, as the buffer of a message."""
         return self
 
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes of the buffer that have not arrived yet."""
-        return self.nbytes - self._here
-
     def add(self, piece: memoryview) -> None:
         """Appends the next bytes; raises MemoryError if there is no room for them."""
         if piece.nbytes >= LEAST_PIECE_BYTES:
             self._close()
             self._append(piece)
-            self._here += piece.nbytes
+            self.missing_bytes -= piece.nbytes
             return
         while piece.nbytes:
             if not self._room.nbytes:
@@ -52,7 +51,7 @@ class Scattered:
             taken = min(self._room.nbytes, piece.nbytes)
             self._room[:taken] = piece[:taken]
             self._room, piece = self._room[taken:], piece[taken:]
-            self._here += taken
+            self.missing_bytes -= taken
 
     def _close(self) -> None:
         """Trims the last piece to its content."""
@@ -61,29 +60,20 @@ class Scattered:
             self._room = memoryview(b"")
 
     def _append(self, piece: memoryview) -> None:
-        self._begins.append(self._here)
+        self._begins.append(self.nbytes - self.missing_bytes)
         self._pieces.append(piece)
 
     def __iter__(self) -> Iterator[memoryview]:
         """Yields the pieces, in order."""
         return iter(self._pieces)
 
-    def behind(self, at: int) -> memoryview:
-        """Returns the contiguous bytes from ``at`` on; empty at the end."""
-        if at >= self.nbytes:
+    def __getitem__(self, part: slice) -> memoryview:
+        """Returns the bytes of ``part`` as far as they lie in one place: at least one, unless it begins at the end."""
+        if part.start >= self.nbytes:
             return memoryview(b"")
-        place = bisect_right(self._begins, at) - 1
-        return self._pieces[place][at - self._begins[place] :]
-
-
-def nbytes_of(buffer: Any) -> int:
-    """Returns the size of a buffer, in one piece or in several."""
-    return buffer.nbytes if isinstance(buffer, Scattered) else memoryview(buffer).nbytes
-
-
-def behind(buffer: Any, at: int) -> memoryview:
-    """Returns the contiguous bytes of a buffer from ``at`` on."""
-    return buffer.behind(at) if isinstance(buffer, Scattered) else memoryview(buffer).cast("B")[at:]
+        place = bisect_right(self._begins, part.start) - 1
+        begin = self._begins[place]
+        return self._pieces[place][part.start - begin : part.stop - begin]
 
 
 def pieces_of(buffer: Any) -> Iterator[Any]:

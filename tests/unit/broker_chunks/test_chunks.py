@@ -33,7 +33,7 @@ from broker.chunks.sending import (
 )
 from broker.wire import headers
 from broker.wire.headers import Limits
-from broker.wire.messages.scattered import BLOCK_BYTES, LEAST_PIECE_BYTES, Scattered, behind, nbytes_of, pieces_of
+from broker.wire.messages.scattered import BLOCK_BYTES, LEAST_PIECE_BYTES, Scattered, pieces_of
 from tests.profiles import examples
 
 MOST = 1 << 30
@@ -67,10 +67,10 @@ def carried(out, into, now_s=0.0):
     while (step := out.next()) is not None:
         frames = [bytes(memoryview(each)) for each in step.frames]
         out.sent(step, now_s)
-        if not chunk_heads.is_head(frames[0]):
+        head = chunk_heads.read(frames[0])
+        if head is None:
             arrived.append(frames)
             continue
-        head = chunk_heads.read(frames[0])
         chunks.append(head)
         found = taken(into, head, frames[1:])
         if found is not None:
@@ -80,10 +80,9 @@ def carried(out, into, now_s=0.0):
 
 def test_heads_are_told_from_messages_and_read_back():
     for head in (Chunk(3, 1 << 40, 7 << 30, 5), Credit(1 << 40, 2 << 40), chunk_heads.Ask(1, 2), Resume(3, 1 << 40)):
-        assert chunk_heads.is_head(packed(head))
         assert chunk_heads.read(packed(head)) == head
-    assert not chunk_heads.is_head(b"\x8a")
-    assert not chunk_heads.is_head(b"")
+    assert chunk_heads.read(b"\x8a") is None
+    assert chunk_heads.read(b"") is None
 
 
 @pytest.mark.parametrize(
@@ -239,10 +238,12 @@ def test_pieces_are_their_buffer_and_large_ones_stay_where_they_are(sizes, at):
         buffer.add(each)
     whole, at = b"".join(came), at % (sum(sizes) + 1)
     assert buffer.missing_bytes == 0
-    assert nbytes_of(buffer) == len(whole)
+    assert buffer.nbytes == len(whole)
     assert b"".join(pieces_of(buffer)) == whole
-    assert whole.startswith(bytes(behind(buffer, at)), at)
-    assert behind(buffer, at).nbytes or at == len(whole)
+    for wanted in (1, 1000, len(whole) + 1):
+        found = buffer[at : at + wanted]
+        assert whole.startswith(bytes(found), at)
+        assert (0 < found.nbytes <= wanted) or at == len(whole)
     ours = {id(each.obj) for each in pieces_of(buffer)}
     assert {id(each.obj) for each in came if each.nbytes >= LEAST_PIECE_BYTES} <= ours
     assert all(each.nbytes <= BLOCK_BYTES for each in pieces_of(buffer))

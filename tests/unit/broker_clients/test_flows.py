@@ -61,8 +61,8 @@ class Line:
         while self.frames:
             first, *frames = self.frames.pop(0)
             found = [[first, *frames]]
-            if chunk_heads.is_head(first):
-                head = chunk_heads.read(first)
+            head = chunk_heads.read(first)
+            if head is not None:
                 found = self.into.take_in(head, frames, None)[1] if isinstance(head, chunk_heads.Chunk) else []
             self.came += [decode(each).sequence for each in found]
 
