@@ -117,8 +117,6 @@ class Chunked:
 
     def over(self, connection: int, now_s: float) -> None:
         """Begins anew over a connection of another number; what was begun over the one before goes on there."""
-        if connection == self.connection:
-            return
         self.connection = connection
         self._begun.update(self.flow.out.cut_off())
         cut_off = self.flow.incoming.cut_off()

@@ -26,7 +26,7 @@ import zmq
 
 from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
 from broker.chunks.receiving import Refused, key_for
-from broker.chunks.sending import Transfer, is_urgent
+from broker.chunks.sending import is_urgent
 from broker.process import clocks, logs
 from broker.routing.resending import Carried
 from broker.transport.chunked import Chunked
@@ -117,9 +117,8 @@ class Endpoint:
             reconnect_max_s=reconnect_max_s,
             on_lookup=self._looked_up,
         )
-        self._line: Line | None = None
-        self._others: dict[int, Line] = {}  # subflow -> what carries chunks beside it,
-        self._others_of = 0  # of the connection with this number
+        self._lines: dict[int, Line] = {}  # by subflow: the connection, and those that carry chunks beside it,
+        self._others_of = 0  # if it has this number
         self._connections = connections
         self._looks = 0  # for messages
         self._polls: set[asyncio.Future[Any]] = set()  # of tasks that wait for the sockets
@@ -128,9 +127,9 @@ class Endpoint:
 
     async def __aenter__(self) -> Self:
         """Opens the socket and starts connecting; raises ConfigError if ZeroMQ does not take the address."""
-        if self._line is not None:
+        if self._lines:
             raise LocalProtocolError(f"endpoint {self.address} is open already: close it before it is opened again")
-        self._line = Line(self._dial)
+        self._lines[0] = Line(self._dial)
         return self
 
     async def __aexit__(
@@ -141,7 +140,7 @@ class Endpoint:
         Tasks that use the endpoint must have ended: pyzmq cancels what waits on a socket that closes.
         """
         self._end_others()
-        line, self._line = self._line, None
+        line = self._lines.pop(0, None)
         if line is not None:
             line.hang_up()
 
@@ -155,11 +154,11 @@ class Endpoint:
         As long as this is awaited, a lost connection is noticed at once; otherwise with the next send or receive.
         """
         deadline_s = clocks.monotonic() + timeout_s
-        while self._line is not None:
+        while (line := self._lines.get(0)) is not None:
             connection, left_s = self._look(), deadline_s - clocks.monotonic()
             if bool(connection) != stands or left_s <= 0:
                 return bool(connection)
-            await self._line.changed(left_s)
+            await line.changed(left_s)
         return False
 
     @property
@@ -171,7 +170,7 @@ class Endpoint:
     def reached(self) -> bool:
         """Whether anything at the address takes connections, be it in vain: another protocol, or no such key."""
         self._look()
-        return self._line is not None and self._line.reached
+        return bool(self._lines) and self._lines[0].reached
 
     @property
     def carried(self) -> Carried | None:
@@ -181,8 +180,8 @@ class Endpoint:
 
     def renew(self) -> None:
         """Ends the connection, which may stand and yet deliver nothing, and makes another one."""
-        if self._line is not None:
-            self._line.renew(clocks.monotonic())
+        if self._lines:
+            self._lines[0].renew(clocks.monotonic())
             self.traffic.renewals += 1
 
     async def send(self, envelope: Envelope, *, over: int | None = None) -> bool:
@@ -215,13 +214,8 @@ class Endpoint:
             await self.line(False, left_s)
         if self._chunked is None:
             return self._put(frames)
-        urgent, key = is_urgent(envelope.message), key_for(envelope.message, nbytes)
-        return await self._send_in_chunks(
-            self._chunked, self._chunked.put(frames, urgent=urgent, key=key), self._look(), deadline_s
-        )
-
-    async def _send_in_chunks(self, chunked: Chunked, transfer: Transfer, connection: int, deadline_s: float) -> bool:
-        """Returns whether all of a message has gone over the connection of this number."""
+        chunked, urgent, key = self._chunked, is_urgent(envelope.message), key_for(envelope.message, nbytes)
+        transfer, connection = chunked.put(frames, urgent=urgent, key=key), self._look()
         self._send_on(chunked)
         while not transfer.done:
             now_s = clocks.monotonic()
@@ -252,7 +246,7 @@ class Endpoint:
 
     def _put(self, frames: Sequence[Buffer], subflow: int = 0) -> bool:
         """Hands frames to a connection that stood just now; returns whether it took them."""
-        line = self._others.get(subflow) if subflow else self._open_line
+        line = self._lines.get(subflow)
         if line is None or not line.put(frames):
             return False
         self.traffic.bytes_up += sum(map(len, frames))
@@ -275,11 +269,14 @@ class Endpoint:
             if self._looks % IN_A_ROW[self.channel] == 0:
                 await asyncio.sleep(0)
                 self._look()
+            if not self._lines:
+                raise LocalProtocolError(f"endpoint {self.address} is closed: use it inside `async with`")
             chunked, more = self._chunked, False
             # Taken before it is polled: a poll takes three turns of the loop, even if it finds something.
             if chunked is None:
-                frames = self._taken(self._open_line)
+                frames = self._lines[0].taken()
                 if frames is not None:
+                    self.traffic.bytes_down += sum(map(len, frames))
                     return self._read(frames)
             else:
                 more = not chunked.arrived and self._take_in(chunked)
@@ -292,13 +289,6 @@ class Endpoint:
             if not (more and left_s) and not await self._poll(wait_s) and wait_s == left_s:
                 return None
 
-    def _taken(self, line: Line) -> list[zmq.Frame] | None:
-        """Takes one message off a socket, if there is one."""
-        frames = line.taken()
-        if frames is not None:
-            self.traffic.bytes_down += sum(map(len, frames))
-        return frames
-
     def _take_in(self, chunked: Chunked) -> bool:
         """Takes in chunks of all bulk connections, while messages find room; sends as much as may go.
 
@@ -307,25 +297,24 @@ class Endpoint:
         """
         now_s, taken = clocks.monotonic(), False
         self._look()
-        for subflow, line in ((0, self._open_line), *self._others.items()):
+        for subflow, line in list(self._lines.items()):
             for _ in range(AT_A_TIME):  # chunks of a large message may come as fast as they are taken
-                frames = self._taken(line) if chunked.has_room and self._has(subflow, line) else None
+                # A look may have ended this connection: when the first is lost, all end.
+                here = chunked.has_room and self._lines.get(subflow) is line
+                frames = line.taken() if here else None
                 if frames is None:
                     break
                 taken = True
+                self.traffic.bytes_down += sum(map(len, frames))
                 # Asked behind the message: what came over a new connection is not taken for the old one's.
                 self._look()
-                if self._has(subflow, line):
+                if self._lines.get(subflow) is line:
                     chunked.take_in(frames, now_s, subflow)
         self._send_on(chunked)
         self._look_after_others(chunked)
         if taken:
             self._look_again()
         return taken
-
-    def _has(self, subflow: int, line: Line) -> bool:
-        """Returns False once a look has ended this connection: when the first is lost, all end."""
-        return not subflow or self._others.get(subflow) is line
 
     def _read(self, frames: Sequence[Buffer] | Refused) -> Envelope | None:
         """Returns a message; None where it cannot be read."""
@@ -343,12 +332,6 @@ class Endpoint:
                 log.warning("message.unreadable", address=self.address, sender=origin.sender, kind=origin.kind, **wrong)
             return None
 
-    @property
-    def _open_line(self) -> Line:
-        if self._line is None:
-            raise LocalProtocolError(f"endpoint {self.address} is closed: use it inside `async with`")
-        return self._line
-
     async def _poll(self, timeout_s: float) -> bool:
         """Waits until there is something to read, and looks after the connections meanwhile.
 
@@ -360,38 +343,28 @@ class Endpoint:
             self._look()
             if self._chunked is not None:
                 self._look_after_others(self._chunked)
-            left_s = min(deadline_s - clocks.monotonic(), self._look_again_s)
+            left_s, poller = deadline_s - clocks.monotonic(), self._dial.context.poller()
+            for subflow, line in self._lines.items():
+                left_s = min(left_s, line.look_again_s if line.connection or not subflow else LOOK_SOON_S)
+                poller.register(line.socket, zmq.POLLIN)
             # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
+            polling: Any = poller.poll(max(0, math.ceil(1000 * left_s)))
+            self._polls.add(polling)
             try:
-                if await self._polled(max(0, math.ceil(1000 * left_s))):
+                if await polling:
                     return True
             except zmq.ZMQError as err:
                 raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
+            finally:
+                self._polls.discard(polling)
             if clocks.monotonic() >= deadline_s:
                 return False
-
-    async def _polled(self, timeout_ms: int) -> bool:
-        poller = self._dial.context.poller()
-        for line in (self._open_line, *self._others.values()):
-            poller.register(line.socket, zmq.POLLIN)
-        polling: Any = poller.poll(timeout_ms)
-        self._polls.add(polling)
-        try:
-            return bool(await polling)
-        finally:
-            self._polls.discard(polling)
 
     def _look_again(self) -> None:
         """Wakes all that poll: another task has taken something off a socket, or the sockets are to be others."""
         for polling in self._polls:
             if not polling.done():
                 polling.set_result([None])
-
-    @property
-    def _look_again_s(self) -> float:
-        others = self._others.values()
-        soon = [LOOK_SOON_S] if not all(each.connection for each in others) else []
-        return min([*soon, *(each.look_again_s for each in (self._open_line, *others))])
 
     def _looked_up(self, flaw: str) -> None:
         self._unresolved = self._unresolved + 1 if flaw else 0
@@ -402,7 +375,7 @@ class Endpoint:
 
     def _look(self) -> int:
         """Looks after the connections; returns the number of the one that stands, 0 for none."""
-        line, now_s = self._line, clocks.monotonic()
+        line, now_s = self._lines.get(0), clocks.monotonic()
         if line is None:
             return 0
         if line.watch(now_s):
@@ -411,32 +384,33 @@ class Endpoint:
                 cure = "start the broker there, or check the address, and the keys on both sides"
                 event, more = ("connection.renewed", {}) if line.connections else ("connection.none", {"cure": cure})
                 log.warning(event, address=self.address, **more, times=self.traffic.renewals)
-        if self._others and line.connection != self._others_of:
+        if len(self._lines) > 1 and line.connection != self._others_of:
             self._end_others()
-        for other in self._others.values():
-            other.watch(now_s)
-        if line.connection and self._chunked is not None:
-            self._chunked.over(line.connection, now_s)
+        for subflow, other in self._lines.items():
+            if subflow:
+                other.watch(now_s)
+        chunked = self._chunked
+        if chunked is not None and line.connection and line.connection != chunked.connection:
+            chunked.over(line.connection, now_s)
         return line.connection
 
     def _look_after_others(self, chunked: Chunked) -> None:
         """Makes the connections that carry chunks beside the first, once the broker knows of that."""
         if self._connections == 1 or not (connection := self._look()):
             return
-        standing = {0: connection, **{subflow: line.connection for subflow, line in self._others.items()}}
+        standing = {subflow: line.connection for subflow, line in self._lines.items()}
         for subflow, bond in chunked.due(standing):
             if self._put([bond], subflow):
                 chunked.said(subflow, standing[subflow])
         if chunked.bonding.torn(standing):
             log.info("connection.torn", address=self.address, connections=self._connections)
             self.renew()
-        elif chunked.bonding.wants_others and not self._others:
-            self._others = {subflow: Line(self._dial) for subflow in range(1, self._connections)}
+        elif chunked.bonding.wants_others and len(self._lines) == 1:
+            self._lines |= {subflow: Line(self._dial) for subflow in range(1, self._connections)}
             self._others_of = connection
             self._look_again()  # those that wait are to wait for these, too
 
     def _end_others(self) -> None:
         self._look_again()  # a socket that closes cancels those that still poll it
-        for line in self._others.values():
-            line.hang_up(at_once=True)
-        self._others = {}
+        for subflow in list(self._lines)[1:]:
+            self._lines.pop(subflow).hang_up(at_once=True)

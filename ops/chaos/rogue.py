@@ -46,7 +46,7 @@ def rogue_wire(manner: FaultKind, honest_s: float = 0.0) -> type[wire.Connection
             """Sends random bytes, which are no message."""
             if Channel.BULK not in self._endpoints:
                 return  # between two brokers
-            socket = self._endpoints[Channel.BULK]._open_line.socket  # no honest use would do this
+            socket = self._endpoints[Channel.BULK]._lines[0].socket  # no honest use would do this
             frames = [rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 4))]
             with contextlib.suppress(zmq.ZMQError):  # the connection is down: garbage need not arrive
                 await socket.send_multipart(frames, zmq.NOBLOCK)
