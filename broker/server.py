@@ -299,7 +299,7 @@ class _Broker:
             most_frames=limits.max_buffers + 2,  # a header, and the head of a chunk
             in_a_row=IN_A_ROW[channel],
             flooded=lambda fd: self.gate.end(channel, fd, "a message of far too many frames"),
-            drained=lambda: self.gate.drained(channel),
+            drained=self.gate.connections(channel).drained,
         )
         while True:
             taken = await intake.take()
@@ -316,11 +316,9 @@ class _Broker:
         if channel is Channel.CONTROL or taken.surplus or not taken.frames:
             return [taken]
         found = self._flows.take(taken.peer, taken.fd, taken.frames, self._clock(), key)
-        if found != [taken.frames]:
-            self._go_on(taken.peer)
-        if not found:
-            return []
         peer = self._flows.first_of(taken.peer)
+        if found != [taken.frames]:
+            self._go_on(peer)
         return [each if isinstance(each, Refused) else replace(taken, peer=peer, frames=each) for each in found]
 
     async def _keep_time(self) -> None:
@@ -387,26 +385,24 @@ class _Broker:
             return Put.GONE
         raise error
 
-    def _go_on(self, peer: bytes) -> None:
-        """Sends what may go over a bulk connection; tells the relay what has become of it."""
-        for event in self._carry(peer, self._clock()):
+    def _go_on(self, first: bytes) -> None:
+        """Sends what may go of a flow, by its first connection; tells the relay what has become of it."""
+        for event in self._carry(first, self._clock()):
             self._handle(event)
 
-    def _carry(self, peer: bytes, now_s: float) -> Sequence[RelayEvent]:
-        """Hands over what may go of a flow, by any of its connections; returns what the relay is to hear."""
-        first = self._flows.begin(peer)
-        while (going := self._flows.next(first)) is not None:
-            route, step = going
+    def _carry(self, first: bytes, now_s: float) -> Sequence[RelayEvent]:
+        """Hands over what may go of a flow; returns what the relay is to hear."""
+        for route, step in self._flows.steps(first):
             self._flows.sent(first, step, self._hand_over(Channel.BULK, route, step.frames), now_s)
         if first in self._flows.full and first not in self._waiting_for:
             self._waiting_for.add(first)
             asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._retry, first)
         return self._flows.outcome(first)
 
-    def _retry(self, peer: bytes) -> None:
-        self._waiting_for.discard(peer)
+    def _retry(self, first: bytes) -> None:
+        self._waiting_for.discard(first)
         if self._sockets:
-            self._go_on(peer)
+            self._go_on(first)
 
     async def _end_stalled(self) -> None:
         suspected: set[int] = set()

@@ -10,7 +10,8 @@ the first of them, and they end together.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
@@ -27,6 +28,7 @@ from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Channel
 
 T = TypeVar("T", Blocked, Unreachable)
+Outcome = Unreachable | Delivered | Room
 
 #: Messages that may wait in a connection; the relay knows better what is worth sending.
 MOST_WAITING = 4
@@ -98,8 +100,8 @@ class Bonds:
 class Flows:
     """All bulk connections, by routing id.
 
-    After :meth:`take` or :meth:`send`, and again for those in ``full``, the shell calls :meth:`begin`, hands over what
-    :meth:`next` returns until that is None, and asks for the :meth:`outcome`.
+    After :meth:`take` or :meth:`send`, and again for those in ``full``, the shell hands over the :meth:`steps` of the
+    flow, and asks for the :meth:`outcome`.
 
     Args:
         limits: Of what comes.
@@ -114,14 +116,14 @@ class Flows:
         self._limits = limits
         self._most_bytes = max(most_bytes, limits.max_message_bytes)
         self._partial_bytes = self._kept_bytes = 0
-        self._clients: dict[bytes, _Client] = {}  # by first connection
+        self._clients = defaultdict[bytes, _Client](lambda: _Client(Flow(limits, None)))  # by first connection
         self._bonds = Bonds()
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
         self._overtaken: Counter[int] = Counter()  # descriptors that others have, while an end is yet to be told
         self._gone: dict[bytes, None] = {}  # routing ids of connections that have ended, the latest last
         self._kept: dict[str, PartialMessages] = {}  # by public key
         self._begun: dict[int, None] = {}  # payloads that connections which ended have sent in part, the latest last
-        self._untold: list[Unreachable] = []  # what the relay is yet to hear
+        self._untold: list[Outcome] = []  # what the relay is yet to hear
         self.full: dict[bytes, set[int]] = {}
 
     def first_of(self, peer: bytes) -> bytes:
@@ -156,13 +158,16 @@ class Flows:
             self._bind(peer, head, key)
             return []
         main, subflow = self._bonds.place_of(peer)
-        client, kept = self._of(main), self._kept.get(key)
+        client, kept = self._clients[main], self._kept.get(key)
         client.key = key
         before = kept.nbytes if kept is not None else 0
         found = client.flow.take_in(head, frames[1:], kept, now_s, subflow)
         self._kept_bytes += kept.nbytes - before if kept is not None else 0
         if isinstance(head, chunk_heads.Ask | chunk_heads.Chunk):
-            self._count(client, now_s)
+            client.heard_s = now_s
+            self._count(client, client.flow.incoming.partial_bytes)
+            if self._partial_bytes + self._kept_bytes > self._most_bytes:
+                self._free()
         return found
 
     def _bind(self, peer: bytes, bond: Bond, key: str) -> None:
@@ -170,7 +175,7 @@ class Flows:
         has_carried = bond.subflow > 0 and peer in self._clients  # a flow of its own, which would be left behind
         if has_carried or not self._bonds.bind(peer, bond, key):
             return
-        flow = self._of(self.first_of(peer)).flow
+        flow = self._clients[self.first_of(peer)].flow
         if bond.subflow:
             flow.incoming.spread(bond.subflow)
         flow.answer(bond.subflow, chunk_heads.packed(bond))
@@ -180,19 +185,16 @@ class Flows:
         """Bytes of messages that are not whole, also of those that connections have left which ended."""
         return self._partial_bytes + self._kept_bytes
 
-    def _count(self, client: _Client, now_s: float) -> None:
-        """Counts bytes from a connection, and frees memory if they are too many."""
-        client.heard_s = now_s
-        self._recount(client, client.flow.incoming.partial_bytes)
-        if self.partial_bytes > self._most_bytes:
-            self._kept, self._kept_bytes = {}, 0
+    def _free(self) -> None:
+        """Frees memory of messages that are not whole, until they are no more than may be."""
+        self._kept, self._kept_bytes = {}, 0
         while self._partial_bytes > self._most_bytes:
             silent = min((each for each in self._clients.values() if each.counted_bytes), key=lambda each: each.heard_s)
             silent.flow.incoming.give_up()
             silent.given_up = True
-            self._recount(silent, 0)
+            self._count(silent, 0)
 
-    def _recount(self, client: _Client, nbytes: int) -> None:
+    def _count(self, client: _Client, nbytes: int) -> None:
         self._partial_bytes += nbytes - client.counted_bytes
         client.counted_bytes = nbytes
 
@@ -208,7 +210,7 @@ class Flows:
         """Queues a message; returns what has become of it if it cannot be."""
         if send.peer in self._gone:
             return _failed(Unreachable, send)
-        client, urgent = self._of(send.peer), is_urgent(send.envelope.message)
+        client, urgent = self._clients[send.peer], is_urgent(send.envelope.message)
         if len(client.flow.out) >= (2 * MOST_WAITING if urgent else MOST_WAITING):
             client.blocked = True
             return _failed(Blocked, send)
@@ -216,20 +218,17 @@ class Flows:
         client.flow.out.put(encode(send.envelope), send, urgent=urgent, key=key, asks=key in self._begun)
         return None
 
-    def begin(self, peer: bytes) -> bytes:
-        """Returns the first connection of a flow, of which all connections are tried again now."""
-        first = self._bonds.place_of(peer)[0]
-        self.full.pop(first, None)
-        return first
-
-    def next(self, first: bytes) -> tuple[bytes, Next] | None:
-        """Returns what may go of a flow now, and over which connection; None if nothing may."""
-        client = self._clients.get(first)
-        step = None if client is None else client.flow.next(self.full.get(first, ()))
-        return None if step is None else (self._bonds.route(first, step.subflow), step)
+    def steps(self, first: bytes) -> Iterator[tuple[bytes, Next]]:
+        """Yields what may go of a flow, and over which connection; :meth:`sent` is to be called after each."""
+        self.full.pop(first, None)  # all its connections are tried again
+        while (client := self._clients.get(first)) is not None:
+            step = client.flow.next(self.full.get(first, ()))
+            if step is None:
+                return
+            yield self._bonds.route(first, step.subflow), step
 
     def sent(self, first: bytes, step: Next, put: Put, now_s: float) -> None:
-        """Notes what has become of what :meth:`next` returned last."""
+        """Notes what has become of what :meth:`steps` yielded last."""
         client = self._clients[first]
         if put is Put.FULL:
             self.full.setdefault(first, set()).add(step.subflow)
@@ -238,15 +237,15 @@ class Flows:
         else:
             client.flow.sent(step, now_s)
 
-    def outcome(self, first: bytes) -> list[Blocked | Unreachable | Delivered | Room]:
+    def outcome(self, first: bytes) -> list[Outcome]:
         """Returns what has become of messages of a flow, and whether it takes more."""
-        events: list[Blocked | Unreachable | Delivered | Room] = [*self._untold]
-        self._untold = []
+        events, self._untold = self._untold, []
         client = self._clients.get(first)
         if client is None:
             return events
-        sent = [each.what for each in client.flow.out.delivered() if isinstance(each.what, Send)]
-        events += [Delivered(channel=Channel.BULK, peer=first, envelope=each.envelope) for each in sent]
+        for each in client.flow.out.delivered():
+            if isinstance(each.what, Send):
+                events.append(Delivered(channel=Channel.BULK, peer=first, envelope=each.what.envelope))
         if client.blocked and len(client.flow.out) < MOST_WAITING:
             client.blocked = False
             events.append(Room(channel=Channel.BULK, peer=first))
@@ -267,12 +266,6 @@ class Flows:
         flow = client.flow
         return client.given_up or flow.incoming.broken or flow.out.silent_s(now_s) > flow.out.patience_s
 
-    def _of(self, peer: bytes) -> _Client:
-        client = self._clients.get(peer)
-        if client is None:
-            client = self._clients[peer] = _Client(Flow(self._limits, None))
-        return client
-
     def _lost(self, peer: bytes, now_s: float) -> list[Unreachable]:
         peer = self.first_of(peer)
         client = self._clients.pop(peer, None)
@@ -283,7 +276,7 @@ class Flows:
         if client is None:
             return []
         flow = client.flow
-        self._recount(client, 0)
+        self._count(client, 0)
         for key in flow.out.cut_off():
             self._begun[key] = None
         while len(self._begun) > MOST_BEGUN:

@@ -222,7 +222,8 @@ class Gate:
         port = self._ports.get(channel)
         if port is not None and fd is not None:
             port.connections.delivered(fd, sum(map(len, taken.frames)), len(taken.frames))
-            port.release(fd)
+            if fd in port.held:
+                port.release(fd)
         named = not (len(taken.peer) == DRAWN_BYTES and taken.peer.startswith(b"\0"))
         if fd is None or key is None or named:
             why = "it names its own routing id" if named else "it speaks no ZMTP 3"
@@ -234,11 +235,9 @@ class Gate:
             self._fds.setdefault(key, {})[channel, fd] = None
         return str(key)
 
-    def drained(self, channel: Channel) -> None:
-        """Notes that every message of a socket has been read."""
-        port = self._ports.get(channel)
-        if port is not None:
-            port.connections.drained()
+    def connections(self, channel: Channel) -> Connections:
+        """Returns the connections of a watched socket."""
+        return self._ports[channel].connections
 
     def end(self, channel: Channel, fd: int | None, why: str) -> None:
         """Ends a connection, if it is known."""

@@ -31,9 +31,8 @@ class Driven(Flows):
         self.put = put
 
     def go_on(self, peer, now_s):
-        first = self.begin(peer)
-        while (going := self.next(first)) is not None:
-            route, step = going
+        first = self.first_of(peer)
+        for route, step in self.steps(first):
             self.sent(first, step, self.put(route, step.frames), now_s)
         return self.outcome(first)
 
