@@ -304,9 +304,9 @@ class Inflow:
                 places = places[1:]
             for place in places:
                 if rest and place == len(views) - 1:
-                    self._open = self._opened(views[place].nbytes + rest)
-                    self._open.add(views[place])
-                    self._frames.append(self._open.buffer)
+                    self._open = opened = self._opened(views[place].nbytes + rest)
+                    opened.add(views[place])
+                    self._frames.append(opened if isinstance(opened, Scattered) else opened.buffer)
                 else:
                     self._frames.append(frames[place])
         except MemoryError:

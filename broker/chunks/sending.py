@@ -12,7 +12,7 @@ Multipath TCP, RFC 8684) where one cannot fill a long link: each has its own cre
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -152,13 +152,19 @@ class Outflow:
 
     A chunk goes where the least is under way, so a connection that is slower takes fewer. ``meter`` is told what is
     noted as received.
+
+    Attributes:
+        given_bytes: Handed to the connections in chunks.
+        owed: By subflow, the credit that its other end is to be given.
     """
 
     def __init__(self, meter: SendingMeter | None = None) -> None:
-        self.given_bytes = 0  # handed to the connections in chunks
+        self.given_bytes = 0
+        self.owed: dict[int, Buffer] = {}
         self._meter = meter
         self._delivered: list[Transfer] = []
         self._number = 0
+        self._answers: list[tuple[int, Buffer]] = []  # by subflow
         self._urgent: deque[Transfer] = deque()
         self._waiting: deque[Transfer] = deque()
         self._handed_over: deque[Transfer] = deque()  # in chunks, and not known to be there
@@ -223,17 +229,30 @@ class Outflow:
         begun = [*self._handed_over, *(each for each in self._waiting if each.sent_bytes)]
         return [each.key for each in begun if each.key]
 
-    def next(self) -> Next | None:
-        """Returns the frames to send now; None if nothing waits, or the receiver must give credit first."""
-        if self._urgent:
-            return _whole(self._urgent[0])
-        if not self._waiting:
+    def answer(self, subflow: int, frame: bytes) -> None:
+        """Adds an answer, which goes before all else.
+
+        Over a connection beside the first it is that of its bond.
+        """
+        self._answers.append((subflow, frame))
+
+    def next(self, full: Container[int] = ()) -> Next | None:
+        """Returns what may go now: answers, then credit, then messages; None if nothing may.
+
+        Once a connection has taken it, call :meth:`sent`. Nothing is returned for those in ``full``, which took
+        nothing; a message waits for the connection that is its turn, and for the receiver's credit.
+        """
+        for subflow, frame in (*self._answers, *self.owed.items()):
+            if subflow not in full:
+                return Next(None, [frame], 0, False, subflow)
+        queue = self._urgent or self._waiting
+        if not queue or queue[0].asked:
             return None
-        transfer = self._waiting[0]
+        transfer = queue[0]
+        if (transfer.whole or transfer.asks) and 0 in full:
+            return None
         if transfer.whole:
-            return _whole(transfer)
-        if transfer.asked:
-            return None
+            return Next(transfer, list(transfer.frames), transfer.nbytes, False)
         transfer.number = transfer.number or self._number + 1
         if transfer.asks:
             head = Ask(transfer.number, transfer.nbytes)
@@ -247,13 +266,20 @@ class Outflow:
         for subflow, way in ways:
             size = way.chunk_bytes(left)
             if size:
-                return self._cut(transfer, size, subflow)
+                return None if subflow in full else self._cut(transfer, size, subflow)
         return None
 
     def sent(self, step: Next, now_s: float) -> None:
         """Notes that the connection has taken what :meth:`next` returned last."""
         transfer = step.transfer
-        assert transfer is not None
+        if transfer is None:
+            if (answer := (step.subflow, step.frames[0])) not in self._answers:
+                del self.owed[step.subflow]
+                return
+            self._answers.remove(answer)
+            if step.subflow:  # whose other end knows now that chunks may come over it
+                self.spread(step.subflow)
+            return
         transfer.sent_bytes += step.nbytes
         if step.chunked:
             self._number, transfer.frame, transfer.at = transfer.number, step.frame, step.at
@@ -328,7 +354,3 @@ class Outflow:
                 break
         head = Chunk(transfer.number, transfer.nbytes, transfer.sent_bytes, rest)
         return Next(transfer, [packed(head), *frames], size - left, True, subflow, frame, at)
-
-
-def _whole(transfer: Transfer) -> Next:
-    return Next(transfer, list(transfer.frames), transfer.nbytes, False)

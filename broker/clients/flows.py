@@ -178,7 +178,7 @@ class Flows:
         flow = self._clients[self.first_of(peer)].flow
         if bond.subflow:
             flow.incoming.spread(bond.subflow)
-        flow.answer(bond.subflow, chunk_heads.packed(bond))
+        flow.out.answer(bond.subflow, chunk_heads.packed(bond))
 
     @property
     def partial_bytes(self) -> int:
@@ -222,7 +222,7 @@ class Flows:
         """Yields what may go of a flow, and over which connection; :meth:`sent` is to be called after each."""
         self.full.pop(first, None)  # all its connections are tried again
         while (client := self._clients.get(first)) is not None:
-            step = client.flow.next(self.full.get(first, ()))
+            step = client.flow.out.next(self.full.get(first, ()))
             if step is None:
                 return
             yield self._bonds.route(first, step.subflow), step
@@ -235,7 +235,7 @@ class Flows:
         elif put is Put.GONE and step.transfer is not None:
             self._untold += self._lost(first, now_s)
         else:
-            client.flow.sent(step, now_s)
+            client.flow.out.sent(step, now_s)
 
     def outcome(self, first: bytes) -> list[Outcome]:
         """Returns what has become of messages of a flow, and whether it takes more."""

@@ -88,7 +88,7 @@ class Chunked:
     """Both ways of a client's bulk connection, and of others beside it that carry chunks, too.
 
     The endpoint says over which connection they go (:meth:`over`), gives what comes to :meth:`take_in`, and hands over
-    what ``flow.next`` returns.
+    what ``flow.out.next`` returns.
 
     Args:
         limits: Of messages that come.

@@ -207,15 +207,17 @@ class Endpoint:
             cure = f"raise max_message_bytes to {nbytes} at every broker, aggregator and island"
             raise LocalProtocolError(f"{kind} has {nbytes} bytes, which every peer would refuse: {cure}")
         deadline_s = clocks.monotonic() + self._wait_s
-        while not (self._look() if over is None else self._look() == over):
+        while not (connection := self._look()) and over is None:
             left_s = deadline_s - clocks.monotonic()
-            if left_s <= 0 or over is not None:
+            if left_s <= 0:
                 return False
             await self.line(False, left_s)
+        if over not in (None, connection):
+            return False
         if self._chunked is None:
             return self._put(frames)
         chunked, urgent, key = self._chunked, is_urgent(envelope.message), key_for(envelope.message, nbytes)
-        transfer, connection = chunked.put(frames, urgent=urgent, key=key), self._look()
+        transfer = chunked.put(frames, urgent=urgent, key=key)
         self._send_on(chunked)
         while not transfer.done:
             now_s = clocks.monotonic()
@@ -234,9 +236,9 @@ class Endpoint:
     def _send_on(self, chunked: Chunked) -> None:
         """Hands over what may go in chunks: answers, credit, messages."""
         now_s, full = clocks.monotonic(), set[int]()
-        while (step := chunked.flow.next(full)) is not None:
+        while (step := chunked.flow.out.next(full)) is not None:
             if self._put(step.frames, step.subflow):
-                chunked.flow.sent(step, now_s)
+                chunked.flow.out.sent(step, now_s)
             else:
                 full.add(step.subflow)
             if not self._look():  # what belongs to one connection must not go over the next

@@ -213,11 +213,11 @@ class _Asking:
         return time.monotonic() - began_s, None
 
     def _send(self) -> None:
-        flow = self._chunked.flow
+        out = self._chunked.flow.out
         with contextlib.suppress(zmq.Again):  # it goes on with the next answer
-            while (step := flow.next()) is not None:
+            while (step := out.next()) is not None:
                 self.sock.send_multipart(step.frames, zmq.NOBLOCK, copy=False)
-                flow.sent(step, time.monotonic())
+                out.sent(step, time.monotonic())
 
     def _read(self, frames: list[Buffer] | Refused) -> m.Probed | None:
         try:

@@ -32,11 +32,6 @@ class Scattered:
         self._begins: list[int] = []
         self._room = memoryview(b"")  # what is free of the last one
 
-    @property
-    def buffer(self) -> Scattered:
-        """This object, as the buffer of a message."""
-        return self
-
     def add(self, piece: memoryview) -> None:
         """Appends the next bytes; raises MemoryError if there is no room for them."""
         if piece.nbytes >= LEAST_PIECE_BYTES:

@@ -243,12 +243,12 @@ def test_what_is_urgent_does_not_pile_up_for_who_reads_nothing(line):
 
 def test_what_a_connection_did_not_take_is_given_again_and_holds_up_no_other():
     flow, (first, *_) = Flow(Limits(), None), chunks()
-    flow.answer(1, packed(Bond(7, 1)))
+    flow.out.answer(1, packed(Bond(7, 1)))
     flow.take_in(chunk_heads.read(first[0]), first[1:], None, 0.0)
-    assert flow.next({0, 1}) is None
-    credit, bond = flow.next({1}), flow.next({0})
+    assert flow.out.next({0, 1}) is None
+    credit, bond = flow.out.next({1}), flow.out.next({0})
     assert chunk_heads.read(credit.frames[0]) == flow.incoming.credit()
     assert (bond.subflow, chunk_heads.read(bond.frames[0])) == (1, Bond(7, 1))
     for step in (bond, credit):
-        flow.sent(step, 0.0)
-    assert flow.next() is None
+        flow.out.sent(step, 0.0)
+    assert flow.out.next() is None
