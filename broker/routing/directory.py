@@ -7,6 +7,7 @@ random, new after every reconnect. The directory keeps both maps in step. It lea
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from broker.routing.window import Window
@@ -64,8 +65,10 @@ class Peer:
     served: dict[int, int] = field(default_factory=dict)  # fragment -> number of the transfer that carried it last
     transfers: int = 0  # versions sent to it
     asked_s: float | None = None  # when it first sent what an aggregator is to answer; None: nothing is owed
-    seen: dict[Channel, Seen] = field(default_factory=dict)
-    host_seen: dict[bytes, Seen] = field(default_factory=dict)  # by connection of another host of this island
+    seen: dict[Channel, Seen] = field(default_factory=lambda: defaultdict(Seen))
+    host_seen: dict[bytes, Seen] = field(
+        default_factory=lambda: defaultdict(Seen)
+    )  # by connection of its other hosts
     follow: Follow | None = None  # what a standby said last
 
     @property
@@ -90,7 +93,7 @@ class Leader:
     leads: bool = True
     ended: bool = False
     name: str = AGGREGATOR
-    seen: dict[Channel, Seen] = field(default_factory=dict)
+    seen: dict[Channel, Seen] = field(default_factory=lambda: defaultdict(Seen))
 
 
 class Directory:

@@ -64,7 +64,7 @@ class Senders:
             return Reason.UNKNOWN_ISLAND, f"incarnation {incarnation} of {name} was not heard yet"
         while len(peer.host_seen) >= MAX_HOSTS and event.peer not in peer.host_seen:
             del peer.host_seen[next(iter(peer.host_seen))]
-        return self._repeated(peer.host_seen.setdefault(event.peer, Seen()), event) or peer
+        return self._repeated(peer.host_seen[event.peer], event) or peer
 
     def _end_joiner(self, event: Received) -> None:
         """Forgets the joiner on a connection, once another name comes over it.
@@ -202,7 +202,7 @@ class Senders:
 
     def _admit(self, who: Speaker, event: Received, now_s: float) -> Speaker | Refusal:
         """Marks the sender as heard and returns it; or refuses a message that its connection brought before."""
-        refusal = self._repeated(who.seen.setdefault(event.channel, Seen()), event)
+        refusal = self._repeated(who.seen[event.channel], event)
         if refusal is None:
             who.heard_s = now_s
         return refusal or who

@@ -22,7 +22,7 @@ from broker.base.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire import headers
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.messages import KINDS, PROTOCOL_VERSION, Codec, Encoded, Envelope, Payload, Reason, kind_of
-from broker.wire.messages.scattered import pieces_of
+from broker.wire.messages.scattered import Scattered
 from broker.wire.number_formats import encoded_bytes
 from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, Record, Unfit, address, counter, identifier
 
@@ -202,8 +202,8 @@ def verify(envelope: Envelope) -> None:
 def verify_payload(payload: Payload) -> None:
     """Checks a payload without its envelope."""
     for index, encoded in enumerate(payload):
-        content = xxhash.xxh3_64()
-        for piece in pieces_of(encoded.data):
+        data, content = encoded.data, xxhash.xxh3_64()
+        for piece in data if isinstance(data, Scattered) else (data,):
             content.update(piece)
         found = content.intdigest()
         if found != encoded.checksum:

@@ -64,7 +64,8 @@ def encoded_bytes(codec: Codec, elements: int) -> int:
     before anything is allocated. Each tensor is encoded by itself, so the bytes of several are the sum of theirs.
     """
     bits, scale_bytes = _SIZES[codec]
-    return scale_bytes * block_count(elements) + -(-elements * bits // 8)
+    scales_bytes = scale_bytes * block_count(elements) if scale_bytes else 0
+    return scales_bytes + -(-elements * bits // 8)
 
 
 def block_count(elements: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any
 
 #: A smaller piece is copied behind others: what came over a slow link in thousands of chunks leaves in few.
 LEAST_PIECE_BYTES = 512 << 10
@@ -69,8 +68,3 @@ class Scattered:
         place = bisect_right(self._begins, part.start) - 1
         begin = self._begins[place]
         return self._pieces[place][part.start - begin : part.stop - begin]
-
-
-def pieces_of(buffer: Any) -> Iterator[Any]:
-    """Yields the pieces of a buffer in order; a contiguous one is its only piece."""
-    yield from buffer if isinstance(buffer, Scattered) else (buffer,)

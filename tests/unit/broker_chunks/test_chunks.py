@@ -33,7 +33,7 @@ from broker.chunks.sending import (
 )
 from broker.wire import headers
 from broker.wire.headers import Limits
-from broker.wire.messages.scattered import BLOCK_BYTES, LEAST_PIECE_BYTES, Scattered, pieces_of
+from broker.wire.messages.scattered import BLOCK_BYTES, LEAST_PIECE_BYTES, Scattered
 from tests.profiles import examples
 
 MOST = 1 << 30
@@ -58,7 +58,8 @@ def cut(*sizes, seed=0):
 
 
 def same(frames, expected):
-    return [b"".join(map(bytes, pieces_of(each))) for each in frames] == [bytes(each) for each in expected]
+    came = [each if isinstance(each, Scattered) else (each,) for each in frames]
+    return [b"".join(map(bytes, each)) for each in came] == [bytes(each) for each in expected]
 
 
 def carried(out, into, now_s=0.0):
@@ -239,14 +240,14 @@ def test_pieces_are_their_buffer_and_large_ones_stay_where_they_are(sizes, at):
     whole, at = b"".join(came), at % (sum(sizes) + 1)
     assert buffer.missing_bytes == 0
     assert buffer.nbytes == len(whole)
-    assert b"".join(pieces_of(buffer)) == whole
+    assert b"".join(buffer) == whole
     for wanted in (1, 1000, len(whole) + 1):
         found = buffer[at : at + wanted]
         assert whole.startswith(bytes(found), at)
         assert (0 < found.nbytes <= wanted) or at == len(whole)
-    ours = {id(each.obj) for each in pieces_of(buffer)}
+    ours = {id(each.obj) for each in buffer}
     assert {id(each.obj) for each in came if each.nbytes >= LEAST_PIECE_BYTES} <= ours
-    assert all(each.nbytes <= BLOCK_BYTES for each in pieces_of(buffer))
+    assert all(each.nbytes <= BLOCK_BYTES for each in buffer)
 
 
 # --- what a broken connection has cut off ---

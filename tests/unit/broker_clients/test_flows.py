@@ -16,7 +16,7 @@ from broker.wire import messages as m
 from broker.wire.frames import decode, encode
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Envelope
-from broker.wire.messages.scattered import LEAST_PIECE_BYTES, pieces_of
+from broker.wire.messages.scattered import LEAST_PIECE_BYTES
 from tests import relay_bench
 
 PEER = b"peer"
@@ -162,7 +162,7 @@ def test_a_tensor_in_chunks_is_passed_on_where_its_pieces_lie(line):
     ((_, tensor),) = found
     large = {id(each) for each in came if len(each) >= LEAST_PIECE_BYTES}
     assert large
-    assert large <= {id(piece.obj) for piece in pieces_of(tensor)}
+    assert large <= {id(piece.obj) for piece in tensor}
 
 
 def test_what_a_connection_cut_off_on_its_way_in_is_asked_for_and_goes_on(line):
