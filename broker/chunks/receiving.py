@@ -253,9 +253,9 @@ class Inflow:
                 flaw = _malformed(f"(transfer, total, offset) = {tuple(chunk[:3])}", expected)
             self._begin(chunk)
             self._refused = True
-        header = [self._frames[0] if self._frames else frames[0]] if frames else []
+        header = [self._frames[0] if self._frames else views[0]] if views else []
         if not self._refused:
-            flaw = self._flaw(chunk, views, nbytes) or self._kept(frames, views, chunk.rest)
+            flaw = self._flaw(chunk, views, nbytes) or self._kept(views, chunk.rest)
         if flaw is not None:
             self._refused, self._frames, self._open = True, [], None
         self._offset += nbytes
@@ -294,21 +294,18 @@ class Inflow:
                 return _malformed(f"{piece} bytes of a frame, {rest} to come", f"{missing} together")
         return None
 
-    def _kept(self, frames: Sequence[Buffer], views: list[memoryview], rest: int) -> RemoteProtocolError | None:
+    def _kept(self, views: list[memoryview], rest: int) -> RemoteProtocolError | None:
         """Adds the pieces of a chunk; returns a refusal if there is no memory for what they announce."""
-        places = range(len(views))
         try:
             if self._open is not None:
-                self._open.add(views[0])
+                self._open.add(views.pop(0))
                 self._open = self._open if self._open.missing_bytes else None
-                places = places[1:]
-            for place in places:
-                if rest and place == len(views) - 1:
-                    self._open = opened = self._opened(views[place].nbytes + rest)
-                    opened.add(views[place])
-                    self._frames.append(opened if isinstance(opened, Scattered) else opened.buffer)
-                else:
-                    self._frames.append(frames[place])
+            last = views.pop() if rest and views else None
+            self._frames += views
+            if last is not None:
+                self._open = opened = self._opened(last.nbytes + rest)
+                opened.add(last)
+                self._frames.append(opened if isinstance(opened, Scattered) else opened.buffer)
         except MemoryError:
             expected = "what the memory that is free here holds"
             return RemoteProtocolError(Reason.OVERSIZE, field="message", got=self._total, expected=expected)

@@ -66,9 +66,7 @@ class Peer:
     transfers: int = 0  # versions sent to it
     asked_s: float | None = None  # when it first sent what an aggregator is to answer; None: nothing is owed
     seen: dict[Channel, Seen] = field(default_factory=lambda: defaultdict(Seen))
-    host_seen: dict[bytes, Seen] = field(
-        default_factory=lambda: defaultdict(Seen)
-    )  # by connection of its other hosts
+    host_seen: dict[bytes, Seen] = field(default_factory=lambda: defaultdict(Seen))  # by connection of its other hosts
     follow: Follow | None = None  # what a standby said last
 
     @property

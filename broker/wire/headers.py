@@ -128,7 +128,8 @@ def _is_of_version_1(header: memoryview) -> bool:
 
 
 def _unpacked(packed: memoryview) -> dict[str, Any]:
-    _check_containers(packed)
+    if packed.nbytes > _FREE_CONTAINERS:
+        _check_containers(packed)
     try:
         header = msgpack.unpackb(
             packed,
@@ -156,10 +157,7 @@ def _check_containers(header: memoryview) -> None:
     6 s. Other bytes may look like the beginning of a container, so this counts too many, never too few; the bounds
     leave room for names of tensors in any script.
     """
-    most = _FREE_CONTAINERS + header.nbytes // _BYTES_PER_CONTAINER
-    if header.nbytes <= most:
-        return
-    raw = bytes(header)
+    raw, most = bytes(header), _FREE_CONTAINERS + header.nbytes // _BYTES_PER_CONTAINER
     found = len(raw) - len(raw.translate(None, _CONTAINER_BYTES))
     if found > most:
         raise Unfit(found, f"at most {most} maps and arrays", reason=Reason.OVERSIZE, at="header")
