@@ -79,7 +79,11 @@ def packed(head: Head) -> bytes:
 
 
 def read(frame: bytes | memoryview) -> Head | None:
-    """Reads a first frame; None if it is the header of a whole message; raises RemoteProtocolError if malformed."""
+    """Reads a first frame; returns None for the header of a whole message.
+
+    Raises:
+        RemoteProtocolError: It is a head, and malformed.
+    """
     if len(frame) == 0 or frame[0] != MARK:
         return None
     kind = _KINDS.get(bytes(frame[1:2]))

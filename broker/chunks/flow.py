@@ -17,7 +17,7 @@ from broker.wire.headers import Buffer, Limits
 
 
 class Flow:
-    """One flow; its messages go out through ``out``, with credit and answers, and come in through ``incoming``."""
+    """One flow: messages, credit and answers go out through ``out``, and come in through ``incoming``."""
 
     def __init__(self, limits: Limits, memory: ReusedMemory | None, meter: SendingMeter | None = None) -> None:
         self.out, self.incoming = Outflow(meter), Inflow(limits, memory)

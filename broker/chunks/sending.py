@@ -102,7 +102,7 @@ class _Subflow:
     _slowest_s: float = 0.0  # of what took longest lately
 
     def chunk_bytes(self, left: int) -> int:
-        """Returns the bytes of the next chunk of a message of which ``left`` bytes are left; 0: none may go now."""
+        """Returns the bytes of the next chunk of a message with ``left`` bytes to go; 0: none may go now."""
         size = min(left, MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
         if self.given_bytes - self.received_bytes + size > self.window_bytes:
             self._held_up = True
@@ -113,7 +113,7 @@ class _Subflow:
         """Takes the receiver's credit, of which no more than was sent is believed.
 
         Returns:
-            The bytes that are newly noted as received, and the chunks that are wholly.
+            The bytes that are newly noted as received, and the chunks of which all are.
         """
         before, noted = self.received_bytes, list[_Piece]()
         self.received_bytes = max(before, min(credit.received, self.given_bytes))
@@ -315,7 +315,7 @@ class Outflow:
                 self._delivered.append(transfer)
 
     def delivered(self) -> list[Transfer]:
-        """Returns the messages, of those put in with a ``what``, that were wholly received since the last call."""
+        """Returns the messages with a ``what`` that were wholly received since the last call."""
         found, self._delivered = self._delivered, []
         return found
 

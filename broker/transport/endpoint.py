@@ -117,8 +117,8 @@ class Endpoint:
             reconnect_max_s=reconnect_max_s,
             on_lookup=self._looked_up,
         )
-        self._lines: dict[int, Line] = {}  # by subflow: the connection, and those that carry chunks beside it,
-        self._others_of = 0  # if it has this number
+        self._lines: dict[int, Line] = {}  # by subflow: the first connection, and those that carry chunks beside it
+        self._others_of = 0  # the number of the first one when the others were made
         self._connections = connections
         self._looks = 0  # for messages
         self._polls: set[asyncio.Future[Any]] = set()  # of tasks that wait for the sockets
@@ -350,15 +350,16 @@ class Endpoint:
                 left_s = min(left_s, line.look_again_s if line.connection or not subflow else LOOK_SOON_S)
                 poller.register(line.socket, zmq.POLLIN)
             # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
-            polling: Any = poller.poll(max(0, math.ceil(1000 * left_s)))
-            self._polls.add(polling)
             try:
-                if await polling:
-                    return True
+                polling: Any = poller.poll(max(0, math.ceil(1000 * left_s)))
+                self._polls.add(polling)
+                try:
+                    if await polling:
+                        return True
+                finally:
+                    self._polls.discard(polling)
             except zmq.ZMQError as err:
                 raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
-            finally:
-                self._polls.discard(polling)
             if clocks.monotonic() >= deadline_s:
                 return False
 

@@ -62,7 +62,7 @@ class Scattered:
         return iter(self._pieces)
 
     def __getitem__(self, part: slice) -> memoryview:
-        """Returns the bytes of ``part`` as far as they lie in one place: at least one, unless it begins at the end."""
+        """Returns the bytes of ``part`` that lie in one place: at least one, unless it begins at the end."""
         if part.start >= self.nbytes:
             return memoryview(b"")
         place = bisect_right(self._begins, part.start) - 1
