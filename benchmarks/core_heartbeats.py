@@ -138,7 +138,7 @@ def measure(args: argparse.Namespace) -> int:
             fleet.round_of_beats()  # until rounds are open
         us = 1e6 * min(fleet.round_of_beats() for _ in range(args.repetitions))
         first_us = first_us or us
-        rounds = len(fleet.core.run.open_rounds)
+        rounds = len(fleet.core.run.schedule.open_rounds)
         printer.add({"islands": islands, "joins_us": joins_us, "us": us, "ratio": us / first_us, "open_rounds": rounds})
     printer.close()
     return 0

@@ -22,7 +22,7 @@ class Reading:
 
     @property
     def manifest(self):
-        return self.core.run.manifest
+        return self.core.run.model.manifest
 
     @property
     def versions(self):
@@ -32,17 +32,17 @@ class Reading:
     @property
     def members(self):
         """Id -> row, of every island that ever joined."""
-        return {member.island_id: member for member in self.core.run.members}
+        return {member.island_id: member for member in self.core.run.fleet.members}
 
     @property
     def live(self):
         """Ids of the islands that live, in order."""
-        return [member.island_id for member in self.core.run.members.live(self.core.run.now_s)]
+        return [member.island_id for member in self.core.run.fleet.members.live(self.core.run.now_s)]
 
     @property
     def open_rounds(self):
         """Round id -> fragment, of the rounds that wait for answers."""
-        return {each.round_id: each.fragment_id for each in self.core.run.open_rounds.values()}
+        return {each.round_id: each.fragment_id for each in self.core.run.schedule.open_rounds.values()}
 
     def rounds_of(self, fragment):
         """Ids of the open rounds of one fragment."""
@@ -61,36 +61,36 @@ class Reading:
     @property
     def refusals(self):
         """Reason -> messages refused in this life of the aggregator."""
-        return self.core.run.refusals
+        return self.core.run.fleet.refusals
 
     @property
     def waiting_bytes(self):
         """Bytes of the contributions that wait in rounds, or are held."""
-        return self.core.run.waiting_bytes()
+        return self.core.run.model.waiting_bytes()
 
     @property
     def quarantined(self):
         """Ids of the islands that are kept out, in order."""
-        return list(self.core.run.quarantine.now(self.core.run.now_s))
+        return list(self.core.run.fleet.quarantine.now(self.core.run.now_s))
 
     @property
     def participation(self):
         """How many islands took part in the versions so far."""
-        return self.core.run.ledger.participation()
+        return self.core.run.books.ledger.participation()
 
     def contributions(self, fragment=0):
         """What is in the newest version of a fragment."""
-        return self.core.run.fragments[fragment].contributions
+        return self.core.run.model.fragments[fragment].contributions
 
     def blocks(self, island_id):
         """The blocks of data that an island is told."""
-        return self.core.run.data.told(island_id)
+        return self.core.run.books.data.told(island_id)
 
     def tokens(self, island_id=None):
         """Tokens trained, merged, wasted by cause and in flight, of one island or of all."""
-        return self.core.run.ledger.books(island_id).tokens()
+        return self.core.run.books.ledger.books(island_id).tokens()
 
     def check_books(self):
         """Fails if the books contain more than was trained, or do not balance."""
-        self.core.run.ledger.check()
-        assert self.core.run.ledger.books().balanced()
+        self.core.run.books.ledger.check()
+        assert self.core.run.books.ledger.books().balanced()

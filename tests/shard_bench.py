@@ -141,7 +141,7 @@ class Shards:
         return incarnation, tuple(start), begun
 
     def tenure(self, n, share):
-        return next(each for each in self.desks[n].core.run.data.tenures() if each.share == share)
+        return next(each for each in self.desks[n].core.run.books.data.tenures() if each.share == share)
 
 
 def shards(*island_ids, **settings):

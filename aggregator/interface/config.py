@@ -204,6 +204,11 @@ class AggregatorConfig(Recipe):
         return self.trust and own_rule(self.merge) is None
 
     @property
+    def takeover_s(self) -> float:
+        """Absence after which an island's data go to others; 0: never."""
+        return max(self.share_takeover_s, self.dead_after_s) if self.share_takeover_s else 0.0
+
+    @property
     def ledger_segment_bytes(self) -> int:
         """Length at which the ledger's file is closed: a third of the tape's.
 

@@ -73,7 +73,7 @@ class BatchBooks:
     def slice(self, fragment_id: int) -> dict[str, list[list[int]]]:
         """Returns the batches merged into one fragment, by block, as plain data for its commit."""
         return {
-            str(n): [list(i) for i in self._merged[fragment_id, n]]
+            str(n): list(map(list, self._merged[fragment_id, n]))
             for n in sorted(n for p, n in self._merged if p == fragment_id)
         }
 

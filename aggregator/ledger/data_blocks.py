@@ -111,7 +111,7 @@ class DataBlocks:
             far it was trained, what is left of it may be given.
 
     Attributes:
-        books: What was merged, and waits to be.
+        batches: Those that were merged, and that wait to be.
         decided: Block -> who has it, from now on.
         durable: Block -> who has it, as islands may be told.
         left: Places that were given and lost, [from, to), in order: they go out before anything new.
@@ -120,7 +120,7 @@ class DataBlocks:
     """
 
     def __init__(self, ahead_s: float, sync_interval: int, takeover_s: float, *, alone: bool = True) -> None:
-        self.books = BatchBooks()
+        self.batches = BatchBooks()
         self.left: list[tuple[int, int]] = []
         self.end = 0
         self._block_s = ahead_s / 2
@@ -231,7 +231,7 @@ class DataBlocks:
 
     def _finish(self, n: int, given: Given, because: str) -> Dealt:
         """Frees the untrained rest of a block that has ended in every shard."""
-        reached = max(given.from_batch, self.books.reached(n), self._elsewhere.get(n, 0))
+        reached = max(given.from_batch, self.batches.reached(n), self._elsewhere.get(n, 0))
         if reached < given.to_batch:
             insort(self.left, (reached * given.tokens, given.to_batch * given.tokens))
         del self.decided[n]
@@ -272,7 +272,7 @@ class DataBlocks:
             self._may_tell(self._saving.pop(0)[1])
         known = {*self.decided, *self.durable, *(n for _, then in self._saving for n in then)}
         self._elsewhere = {n: batch for n, batch in self._elsewhere.items() if n in known}
-        self.books.keep(known)
+        self.batches.keep(known)
 
     def restore(self, record: Mapping[str, Any], slices: Mapping[int, Mapping[str, Any]], epoch: int) -> None:
         """Reads a run record's part and the fragments' slices back, to go on under another epoch."""
@@ -288,8 +288,8 @@ class DataBlocks:
                 }
             )
             self._may_tell(dict(self.decided))
-        self.books.restore(slices)
-        self.books.keep(self.decided)
+        self.batches.restore(slices)
+        self.batches.keep(self.decided)
 
     def nobodys(self) -> list[int]:
         """Returns the numbers of blocks that belong to nobody now."""
@@ -354,7 +354,7 @@ class DataBlocks:
                 return Reason.SHARE_MOVED, f"{batches_of(d)}: it is a block that {now}"
             if not (d.from_batch >= OWN_PASS or given.from_batch <= d.from_batch < d.to_batch <= given.to_batch):
                 return Reason.IMPLAUSIBLE, f"{batches_of(d)}: it has [{given.from_batch}, {given.to_batch})"
-        overlap = self.books.overlap(fragment_id, data)
+        overlap = self.batches.overlap(fragment_id, data)
         return (Reason.OVERLAP, overlap) if overlap else None
 
 

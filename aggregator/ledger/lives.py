@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.wire.messages import Reason
+from broker.wire.messages import FASTEST_STEP_S, Reason
 from broker.wire.ranges import IntervalSet, StepRange
 
 #: Refused ranges of an account whose reason is still told to an island that missed it; more than are ever outstanding.
@@ -19,6 +19,9 @@ REASONS_REMEMBERED = 32
 #: Intervals kept of one island on one fragment: they stand in every commit. Where there
 #: are more, the lowest gaps count as filled: what belongs there was dropped or lost, or is far too old by now.
 MOST_INTERVALS = 32
+#: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
+#: could end a run or overflow a sum.
+STEPS_PER_S, STEPS_AT_ONCE = round(1 / FASTEST_STEP_S), 100_000
 
 
 @dataclass(slots=True)
@@ -86,10 +89,10 @@ class Account:
     def record(self) -> dict[str, Any]:
         """Returns it as plain data, without what waits and why something was refused."""
         return {
-            "merged": [list(i) for i in self.merged],
+            "merged": list(map(list, self.merged)),
             "merged_tokens": self.merged_tokens,
             "merged_to": list(self.merged_to),
-            "refused": [list(i) for i in self.refused],
+            "refused": list(map(list, self.refused)),
             "wasted": {str(k): v for k, v in self.wasted_tokens.items()},
             **({} if self.forgotten_tokens is None else {"forgotten": self.forgotten_tokens}),
         }
@@ -125,6 +128,10 @@ class Life:
     def trained_tokens(self) -> int:
         """Tokens this life has reported."""
         return self.last_tokens - self.start_tokens
+
+    def most_steps(self, since_s: float) -> int:
+        """Returns the highest inner step that it can have reached ``since_s`` after its last report."""
+        return self.last_step + STEPS_AT_ONCE + int(max(0.0, since_s) * STEPS_PER_S)
 
     def trained_tokens_by(self, step: int, tokens: int) -> int:
         """Tokens this life will have reported once these counters are (:meth:`.ledger.Ledger.report`)."""

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from aggregator.interface.events import Flaw
 from aggregator.ledger.lives import Account, Life
 from broker.wire.messages import RETRY_REASONS, Contribution, Fate, Reason, TrainedOn
+
+_VERSION = attrgetter("fragment_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ def admit(
     island that is ``quarantined`` (says why and for how long; empty if it is not): it may have to recover from it.
     ``RETRY`` means that the island should send the same bytes again. ``misplaced`` says what is wrong with the data it
     was trained on (:meth:`aggregator.ledger.data_blocks.DataBlocks.refusal`), ``crowded`` why too much of its island
-    waits already (:meth:`aggregator.state.run.Run.crowded`).
+    waits already (:meth:`aggregator.state.fragment.Fragment.crowded`).
     """
     steps = contribution.steps
     copy = _recognise(contribution, account)
@@ -70,8 +73,7 @@ def admit(
         return Admission(fate=fate, reason=flaw.reason, detail=flaw.detail)
     if quarantined:
         return Admission(fate=Fate.REFUSED, reason=Reason.QUARANTINED, detail=quarantined)
-    versions = [t.fragment_version for t in contribution.trained_on]
-    newest = max(versions)
+    newest = max(map(_VERSION, contribution.trained_on))
     if newest > current_version:
         detail = f"trained on version {newest}, the newest is {current_version}"
         return Admission(fate=Fate.REFUSED, reason=Reason.FUTURE_VERSION, detail=detail)
@@ -91,8 +93,7 @@ def too_stale(trained_on: Sequence[TrainedOn], current_version: int, oldest_allo
 
     ``oldest_allowed`` is :meth:`aggregator.state.fragment.Fragment.oldest_allowed`.
     """
-    versions = [t.fragment_version for t in trained_on]
-    oldest = min(versions)
+    oldest = min(map(_VERSION, trained_on))
     if oldest >= oldest_allowed:
         return ""
     behind, limit = current_version - oldest, current_version - oldest_allowed
@@ -119,7 +120,7 @@ def _implausible(contribution: Contribution, life: Life, tokens_per_step: int, m
     trained = sum(parts)
     if steps.steps <= 0 or steps.tokens < 0:
         return f"range [{steps.from_step}, {steps.to_step}) with {steps.tokens} tokens holds nothing"
-    versions = [t.fragment_version for t in contribution.trained_on]
+    versions = map(_VERSION, contribution.trained_on)
     if trained != steps.steps or min(parts, default=1) <= 0 or min(versions, default=0) < 0:
         return f"trained_on accounts for {trained} steps of {steps.steps}"
     if steps.from_step < life.start_step:

@@ -1,4 +1,4 @@
-"""Computes versions from payloads, and payloads from versions, in worker threads. Pure.
+"""Computes versions from payloads in worker threads. Pure.
 
 A version's step is rounded for the wire in one pass: the difference, its result and the residual. The bytes are those
 that :func:`broker.wire.tensors.difference` and :func:`broker.wire.tensors.added` give: islands use these, and tests
@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from aggregator.interface.events import Computed, Merge, Plant
-from aggregator.merge.fragment_state import FragmentState, Vector, seeded
+from aggregator.interface.events import Merge, Plant
+from aggregator.merge.fragment_state import DIGITS, FragmentState, Made, Vector, seeded
 from aggregator.merge.kernels import MergedFragment, compare, merge_and_step
 from aggregator.merge.layout import NUMBERS, address_of
 from aggregator.merge.outer_step import make_outer_step
@@ -26,10 +26,7 @@ from broker.wire.blockwise import scale_limits
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages import Codec, Encoded
 from broker.wire.number_formats import BLOCK_ELEMENTS, SCALE_BYTES, block_count, encoded_bytes
-from broker.wire.tensors import encode_vector, fragment_digest
-
-#: Of a cosine, in what is reported: more is noise of sums in float32.
-DIGITS = 6
+from broker.wire.tensors import fragment_digest
 
 
 class Rounded(NamedTuple):
@@ -81,30 +78,6 @@ def round_step(
         encoded.append(Encoded(codec=codec, shape=tensor.shape, checksum=checksum, data=data.data))
         offset += tensor.size
     return Rounded(params, exact, tuple(encoded), largest <= LARGEST_FINITE)
-
-
-class Made(NamedTuple):
-    """A version that exists in memory only, and the name of its bytes.
-
-    ``difference`` is what is to be added to the version before; None for one that travels whole. ``cosines`` and
-    ``momentum_cosine`` are as :class:`aggregator.merge.kernels.MergedFragment` has them.
-    """
-
-    state: FragmentState
-    digest: str
-    difference: tuple[Encoded, ...] | None = None
-    cosines: tuple[float, ...] = ()
-    momentum_cosine: float | None = None
-
-    def reported(self, fragment_id: int) -> Computed:
-        """Returns the event that reports this version to the core."""
-        return Computed(
-            fragment_id=fragment_id,
-            fragment_version=self.state.version,
-            digest=self.digest,
-            cosines=self.cosines,
-            momentum_cosine=None if self.momentum_cosine is None else round(self.momentum_cosine, DIGITS),
-        )
 
 
 def plant(tensors: Sequence[TensorSpec], action: Plant) -> Made:
@@ -167,8 +140,3 @@ def merge(
 
 def _rounded(cosines: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(cosine, DIGITS) for cosine in cosines)
-
-
-def payload_of(tensors: Sequence[TensorSpec], state: FragmentState) -> tuple[Encoded, ...]:
-    """Returns a whole version's parameters in float32; the buffers are views of the state."""
-    return encode_vector(state.params, [tensor.shape for tensor in tensors], Codec.F32)

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Commit, Fenced, NotLetIn, Publish, Received, Send, refusal_of_ours
-from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.payload_checks import inspect
 from aggregator.process.broker_link import Link, Outgoing
@@ -217,15 +216,11 @@ class BrokerLinks:
         for link in links:
             await link.send(envelope)
 
-    def publish(
-        self, action: Publish, epoch: int, read: Callable[[], FragmentState], difference: tuple[Encoded, ...] | None
-    ) -> None:
+    def publish(self, action: Publish, epoch: int, payload: Callable[[], tuple[Encoded, ...]]) -> None:
         """Queues a version for its brokers, whole or as a difference; encoded once for all of them.
 
         One whose file has lost bytes is left out: nobody could use it, and the next merge asks for those bytes.
         """
-        assert self._manifest is not None
-        tensors = self._manifest.fragments[action.fragment_id]
 
         def encoded() -> Version:
             return Version(
@@ -236,12 +231,12 @@ class BrokerLinks:
                 digest=action.digest,
                 contributions=action.contributions,
                 base=action.base,
-                payload=versions.payload_of(tensors, read()) if difference is None else difference,
+                payload=payload(),
             )
 
         outgoing = Outgoing(BROKER, lambda: self._in_thread(encoded))
         for link in self._by(action.by):
-            link.publish(action.fragment_id, action.fragment_version, outgoing, whole=difference is None)
+            link.publish(action.fragment_id, action.fragment_version, outgoing, whole=action.base is None)
 
     def replicate(
         self, name: str, by: int | None, commit: Commit, epoch: int, read: Callable[[], FragmentState]

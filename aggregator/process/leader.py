@@ -196,7 +196,7 @@ class Leader:
                 lease_s=config.lease_s,
                 standby_lag_s=config.standby_lag_s,
                 commits=commits,
-                foundings=self.core.run.foundings,
+                foundings=self.core.run.record.foundings,
                 now_s=now_s,
             )
         self._record: SaveRun | None = None  # the newest
@@ -293,7 +293,7 @@ class Leader:
         """Tells the core of an event and carries out what it answers."""
         self._telemetry.heard(event, now_s)
         if isinstance(event, Persisted):
-            self._workers.settle(event.fragment_id, event.fragment_version)
+            self._workers.versions[event.fragment_id].settle(event.fragment_version)
         await self._perform(self.core.handle(event, now_s), now_s)
 
     async def _next_event(self) -> Event | ReplicationEvent:
@@ -316,10 +316,8 @@ class Leader:
             match action:
                 case Send():
                     await self._wire.send(action)
-                case Publish(fragment_id=p):
-                    step = None if action.base is None else self._workers.take_difference(p, action.fragment_version)
-                    state = self._workers.published(p, again=action.by is not None)
-                    self._wire.publish(action, self.core.run.epoch, state, step)
+                case Publish():
+                    self._wire.publish(action, self.core.run.epoch, self._workers.payload(action))
                 case Plant():
                     self._workers.plant(action)
                 case Merge():
@@ -379,9 +377,9 @@ class Leader:
         for action in actions:
             match action:
                 case Replicate(to=to, commit=commit):
-                    state = self._workers.state_of(commit)
-                    if state is not None:
-                        self._wire.replicate(to, self._standby_routes.get(to), commit, epoch, state)
+                    read = self._workers.versions[commit.fragment_id].read(commit)
+                    if read is not None:
+                        self._wire.replicate(to, self._standby_routes.get(to), commit, epoch, read)
                 case ReplicateRun(to=to, serial=serial):
                     if self._record is not None and self._record.serial >= serial:
                         message = run_message(self._record.record, self._config.shard, epoch, self._record.serial)

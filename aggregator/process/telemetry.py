@@ -117,7 +117,7 @@ class Telemetry:
             self._tape.write(event_line(event, now_s))
         match event:
             case Received(envelope=envelope):
-                member = self._run.members.get(envelope.sender)
+                member = self._run.fleet.members.get(envelope.sender)
                 if member is not None and member.incarnation == envelope.incarnation:
                     self._traffic.observe(envelope)
             case Persisted(fragment_id=p):

@@ -1,10 +1,8 @@
 """Worker threads of the aggregator: one for merges, some for pieces, one for the disk.
 
-Shell. Every order of the core ends in an event, while the loop goes on answering heartbeats. A fragment has at most two
-states here: the *durable* one, which may be published and stays in its file, and a *pending* one in memory, which
-replaces it once it is on disk in all places where it must be. So beside contributions an aggregator holds the fragments
-that it is at, not the model. All bookkeeping happens on the event loop; the threads compute from what they are given
-and return what they made.
+Shell. Every order of the core ends in an event, while the loop goes on answering heartbeats. The bytes that orders make
+have an owner for each fragment (:mod:`aggregator.process.version_bytes`). All bookkeeping happens on the event loop;
+the threads compute from what they are given and return what they made.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,16 +28,17 @@ from aggregator.interface.events import (
     Persisted,
     PersistFailed,
     Plant,
+    Publish,
     RunSaved,
     RunSaveFailed,
     SaveRun,
 )
 from aggregator.merge import versions
-from aggregator.merge.fragment_state import FragmentState
+from aggregator.merge.fragment_state import FragmentState, Made
 from aggregator.merge.passes import warm_up
 from aggregator.merge.pieces import vector
 from aggregator.merge.resources import Resources
-from aggregator.merge.versions import Made
+from aggregator.process.version_bytes import VersionBytes
 from aggregator.store.recording import Recorder
 from aggregator.store.store import Store
 from aggregator.store.version_file import VersionFile
@@ -56,9 +56,6 @@ R = TypeVar("R")
 
 Deliver = Callable[[Event], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
-#: Reads a version in a thread; raises Damaged where its file is not what was written.
-Read = Callable[[], FragmentState]
-
 
 #: Threads that merge. Eight read faster than the memory of most machines can follow.
 MOST_THREADS = 8
@@ -82,8 +79,7 @@ def load_kernels_early() -> None:
 class Workers:
     """Carries out Plant, Merge, Persist, SaveRun and KeepFiles.
 
-    The core gives up a plant or a persist when the island that seeds the run dies; the next order for that fragment may
-    come before the old one is done. So an order reports back only while it is the newest one of its fragment.
+    An order reports back only while it is the newest one of its fragment.
 
     Args:
         store: Loaded; the caller closes it after :meth:`close`.
@@ -91,6 +87,9 @@ class Workers:
         deliver: Takes the completions.
         spawn: Starts a task; an error that leaves it must end the process.
         recorder: Keeps merged payloads; None to keep none.
+
+    Attributes:
+        versions: What each fragment has, by id.
     """
 
     def __init__(
@@ -102,17 +101,13 @@ class Workers:
         spawn: Spawn,
         recorder: Recorder | None,
     ) -> None:
-        self.durable = {p: store.newest_file(p) for p in durable}
+        self.versions = defaultdict[int, VersionBytes](VersionBytes)
+        self.versions |= {p: VersionBytes(store.newest_file(p)) for p in durable}
         self.manifest: FragmentManifest | None = None
         self._store = store
         self._deliver = deliver
         self._spawn = spawn
         self._recorder = recorder
-        self._pending: dict[int, Made] = {}
-        self._written: dict[int, VersionFile] = {}  # what is pending, once it is on this disk
-        self._differences: dict[int, tuple[int, tuple[Encoded, ...] | None]] = {}  # fragment -> its newest version's
-        self._spoilt: set[int] = set()  # fragments whose file has lost bytes, as far as is known
-        self._newest_order: dict[int, Plant | Merge | Persist] = {}
         self._unsaved: SaveRun | None = None
         self._saving = False
         self._compute = ThreadPoolExecutor(1, "compute")
@@ -134,36 +129,25 @@ class Workers:
             await ended(each)
         self._pieces.shutdown()
 
-    def state_of(self, commit: Commit) -> Read | None:
-        """Returns what reads a commit's arrays, durable or on their way to the disk; None once it is replaced."""
-        made = self._pending.get(commit.fragment_id)
-        if made is not None and made.digest == commit.digest:
-            state = made.state
-            return lambda: state
-        durable = self.durable.get(commit.fragment_id)
-        same = durable is not None and durable.commit.fragment_version == commit.fragment_version
-        return durable.verified if durable is not None and same else None
-
-    def published(self, fragment_id: int, *, again: bool) -> Read:
-        """Returns what reads the version to publish: verified, if it was not written a moment ago."""
-        durable = self.durable[fragment_id]
-        return durable.verified if again else lambda: durable.state
+    def payload(self, action: Publish) -> Callable[[], tuple[Encoded, ...]]:
+        """Returns what reads the payload of a version to publish, in a thread."""
+        return self.versions[action.fragment_id].payload(action, self._tensors(action.fragment_id))
 
     # --- orders -------------------------------------------------------------------------------------------------
 
     def plant(self, action: Plant) -> None:
         """Makes version 0 of a fragment."""
-        self._newest_order[action.fragment_id] = action
+        self.versions[action.fragment_id].order = action
         self._spawn(self._plant(action))
 
     def merge(self, action: Merge) -> None:
         """Makes the next version of a fragment."""
-        self._newest_order[action.fragment_id] = action
+        self.versions[action.fragment_id].order = action
         self._spawn(self._merge(action))
 
     def persist(self, action: Persist) -> None:
         """Makes the pending version of a fragment durable."""
-        self._newest_order[action.commit.fragment_id] = action
+        self.versions[action.commit.fragment_id].order = action
         self._spawn(self._persist(action))
 
     def save_run(self, action: SaveRun) -> None:
@@ -195,19 +179,19 @@ class Workers:
         await self._computed(action, made)
 
     async def _merge(self, action: Merge) -> None:
-        p = action.fragment_id
+        p, fragment = action.fragment_id, self.versions[action.fragment_id]
+        assert fragment.durable is not None, "a merge goes on from a durable version"
         try:
-            if p in self._spoilt:
-                self.durable[p] = await _in(self._disk, self._mended_now, self.durable[p], action.given_back)
-            before = self.durable[p]
-            made = await _in(self._compute, self._merge_now, self._tensors(p), action, before)
+            if fragment.spoilt:
+                fragment.durable = await _in(self._disk, self._mended_now, fragment.durable, action.given_back)
+            made = await _in(self._compute, self._merge_now, self._tensors(p), action, fragment.durable)
         except Unavailable as err:
-            self._spoilt.add(p)
+            fragment.spoilt = True
             failed = MergeFailed(fragment_id=p, fragment_version=action.fragment_version, detail=str(err))
-            if self._newest_order[p] is action:
+            if fragment.order is action:
                 await self._deliver(failed)
             return
-        self._spoilt.discard(p)
+        fragment.spoilt = False
         await self._computed(action, made)
 
     def _mended_now(self, durable: VersionFile, given_back: Payload | None) -> VersionFile:
@@ -223,7 +207,7 @@ class Workers:
     def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, durable: VersionFile) -> Made:
         """Merges, in the computing thread."""
         began_s = clocks.monotonic()
-        for each in tuple(self.durable.values()):
+        for each in tuple(self.versions.values()):
             each.release()  # what was read of it to be sent
         durable.verify()
         before, kept = durable.state, self._recorder is not None
@@ -247,10 +231,10 @@ class Workers:
         return map(call, range(count)) if count < 2 else self._pieces.map(call, range(count))
 
     async def _computed(self, action: Plant | Merge, made: Made) -> None:
-        p = action.fragment_id
-        if self._newest_order[p] is action:
-            self._pending[p] = made
-            await self._deliver(made.reported(p))
+        fragment = self.versions[action.fragment_id]
+        if fragment.order is action:
+            fragment.made = made
+            await self._deliver(made.reported(action.fragment_id))
 
     def _packed_now(self) -> bytes:
         folder = self._store.model_folder
@@ -270,18 +254,17 @@ class Workers:
         await self._deliver(FilesKept(digest=digest, detail=detail))
 
     async def _persist(self, action: Persist) -> None:
-        commit, made = action.commit, self._pending[action.commit.fragment_id]
+        commit, fragment = action.commit, self.versions[action.commit.fragment_id]
         p, version = commit.fragment_id, commit.fragment_version
-        assert made.digest == commit.digest, f"fragment {p}: {made.digest} is pending, {commit.digest} to be committed"
         done: Persisted | PersistFailed
         try:
-            written = await _in(self._disk, self._commit_now, commit, made.state)
-            if self._newest_order[p] is action:
-                self._written[p] = written
+            written = await _in(self._disk, self._commit_now, commit, fragment.to_write(commit))
+            if fragment.order is action:
+                fragment.written = written
             done = Persisted(fragment_id=p, fragment_version=version)
         except Unavailable as err:
             done = PersistFailed(fragment_id=p, fragment_version=version, detail=str(err))
-        if self._newest_order[p] is action:
+        if fragment.order is action:
             await self._deliver(done)
         if isinstance(done, Persisted):
             await _in(self._disk, self._store.prune, p)
@@ -290,21 +273,6 @@ class Workers:
         """Writes a commit, in the thread of the disk."""
         self._store.commit(commit, state, prune=False)
         return self._store.newest_file(commit.fragment_id)
-
-    def settle(self, fragment_id: int, fragment_version: int) -> None:
-        """Makes a version the one to publish: the core is about to hear that it is durable everywhere."""
-        made = self._pending.get(fragment_id)
-        if made is not None and made.state.version == fragment_version:
-            self.durable[fragment_id] = self._written.pop(fragment_id)
-            self._differences[fragment_id] = fragment_version, made.difference
-            del self._pending[fragment_id]
-
-    def take_difference(self, fragment_id: int, fragment_version: int) -> tuple[Encoded, ...]:
-        """Hands out what is to be added to the version before, once: from here on it is the link's to keep."""
-        version, step = self._differences.pop(fragment_id)
-        assert version == fragment_version, "a difference is published that is not the newest"
-        assert step is not None, "a difference is published that was not made"
-        return step
 
     async def _save_runs(self) -> None:
         while self._unsaved is not None:

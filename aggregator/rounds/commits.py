@@ -64,7 +64,7 @@ class Commits:
             return
         run, again_s = self._run, math.inf
         for p in sorted(self._failed):
-            fragment = run.fragments[p]
+            fragment = run.model.fragments[p]
             if fragment.persist_again_at_s is not None and run.now_s >= fragment.persist_again_at_s:
                 fragment.persist_again_at_s = None
                 assert fragment.commit is not None
@@ -83,7 +83,7 @@ class Commits:
     def merge_failed(self, event: MergeFailed) -> None:
         """Stops a fragment whose newest version the store has damaged, and asks brokers for that version."""
         run, p = self._run, event.fragment_id
-        fragment = run.fragments[p]
+        fragment = run.model.fragments[p]
         if fragment.merge is None or fragment.merge.fragment_version != event.fragment_version:
             return
         self._failed.add(p)
@@ -97,7 +97,7 @@ class Commits:
         """Tries a merge again with the version that a broker gave back, after the store lost bytes of it."""
         run, version = self._run, event.envelope.message
         assert isinstance(version, Version)
-        fragment = run.fragments.get(version.fragment_id)
+        fragment = run.model.fragments.get(version.fragment_id)
         if fragment is None or not fragment.stands_still:
             return
         named = version.fragment_version, version.digest, version.base
@@ -108,8 +108,8 @@ class Commits:
 
     def computed(self, event: Computed) -> None:
         """Asks for the commit of new parameters, together with the books as they will be then."""
-        run, p = self._run, event.fragment_id
-        fragment = run.fragments[p]
+        run, books, p = self._run, self._run.books, event.fragment_id
+        fragment = run.model.fragments[p]
         if fragment.stage is not Stage.COMPUTING or run.phase is Phase.ENDED:
             return
         assert event.fragment_version == fragment.version + 1, (event, fragment.version)
@@ -119,7 +119,7 @@ class Commits:
             run.note(VersionMended(fragment=p, version=fragment.version, after_s=round(lasted_s, 3)))
         if round_ is not None:
             if lasted_s is None:
-                run.interval.merging.done(fragment.closed_at_s, run.now_s)
+                run.schedule.interval.merging.done(fragment.closed_at_s, run.now_s)
             rule = _asked(fragment, round_, event.cosines)
             self._book(p, round_)
             self._compare(event, round_)
@@ -129,18 +129,18 @@ class Commits:
             fragment_version=event.fragment_version,
             epoch=run.epoch,
             digest=event.digest,
-            round_id=round_.round_id if round_ is not None else run.seeding_id,
+            round_id=round_.round_id if round_ is not None else run.origin.seeding_id,
             contributions=round_.merged if round_ is not None else (),
             ledger={
-                **run.ledger.slice(p),
+                **books.ledger.slice(p),
                 "norms": fragment.norms.record(),
-                "data": run.data.books.slice(p),
+                "data": books.data.batches.slice(p),
                 # What directions have shown, once there is any: tapes of earlier releases have none.
-                **({"trust": run.trust.record(), "course": asdict(run.course)} if run.trust.rounds else {}),
-                **({"interval": fragment.interval} if fragment.interval != run.interval.recipe_steps else {}),
+                **({"trust": books.trust.record(), "course": asdict(books.course)} if books.trust.rounds else {}),
+                **({"interval": fragment.interval} if fragment.interval else {}),
                 **rule,
             }
-            if p in run.moving
+            if p in run.model.moving
             else {},
         )
         fragment.computed(commit)
@@ -151,32 +151,32 @@ class Commits:
         """Books what a round has merged."""
         run = self._run
         for merged in round_.merged:
-            run.ledger.merge(merged.island_id, merged.incarnation, p, merged.steps)
-            run.data.books.merge(p, merged.data)
+            run.books.ledger.merge(merged.island_id, merged.incarnation, p, merged.steps)
+            run.books.data.batches.merge(p, merged.data)
         islands = {m.island_id for m in round_.merged}
-        live = run.eligible() | islands
-        run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))
+        live = run.fleet.eligible(run.now_s) | islands
+        run.books.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))
 
     def _compare(self, event: Computed, round_: Round) -> None:
         """Learns from the directions in a merge; an island that points against the others is kept out."""
-        run, merge = self._run, self._run.fragments[event.fragment_id].merge
+        run, merge = self._run, self._run.model.fragments[event.fragment_id].merge
         if merge is None:
             return
         round_.momentum_cosine = event.momentum_cosine
         if event.momentum_cosine is not None:
-            run.course.moved(event.momentum_cosine, len(run.moving))
+            run.books.course.moved(event.momentum_cosine, len(run.model.moving))
         if not event.cosines:
             return
         compared = [merge.parts[i].island_id for i in merge.compared]
-        found = round_.agreement = run.trust.learn(compared, event.cosines)
+        found = round_.agreement = run.books.trust.learn(compared, event.cosines)
         if found is None:
             return
         self._judge_course(found.level)
         if not run.config.trusts:
             return
         for island_id, share in found.opposed.items():
-            run.opposed(run.members[island_id], f"agreement {share:.0%} of the usual")
-        rows = run.trust.rows() if run.config.shards > 1 else []
+            run.opposed(island_id, f"agreement {share:.0%} of the usual")
+        rows = run.books.trust.rows() if run.config.shards > 1 else []
         if rows or self._others_know:
             self._others_know = bool(rows)
             islands = tuple(Trusted(island_id=i, weight=weight, alarms=alarms) for i, weight, alarms in rows)
@@ -184,8 +184,8 @@ class Commits:
 
     def _judge_course(self, level: float) -> None:
         """Says when the islands' directions come apart, which they do before the loss rises."""
-        run, course = self._run, self._run.course
-        course.learn(level, len(run.moving))
+        run, course = self._run, self._run.books.course
+        course.learn(level, len(run.model.moving))
         agreement, usual = round(course.present, 4), round(course.usual, 4)
         if course.fallen:
             sentence = (
@@ -204,14 +204,14 @@ class Commits:
         assert isinstance(said, Standings)
         if said.shard == run.config.shard or not run.config.trusts:
             return
-        known = [each for each in said.islands if run.members.get(each.island_id) is not None]
+        known = [each for each in said.islands if run.fleet.members.get(each.island_id) is not None]
         rows = {each.island_id: (each.weight, each.alarms) for each in known}
-        for island_id in run.trust.told(said.shard, rows):
-            run.opposed(run.members[island_id], f"shard {said.shard} has found it")
+        for island_id in run.books.trust.told(said.shard, rows):
+            run.opposed(island_id, f"shard {said.shard} has found it")
 
     def persisted(self, event: Persisted) -> None:
         """Publishes a version whose commit has become durable; version 0 waits until all of it is there."""
-        run, fragment = self._run, self._run.fragments[event.fragment_id]
+        run, fragment = self._run, self._run.model.fragments[event.fragment_id]
         commit = fragment.commit
         if commit is None or commit.fragment_version != event.fragment_version:
             return
@@ -220,45 +220,47 @@ class Commits:
         if round_ is None:
             return
         fragment.flushed = round_.flush
-        run.round_times.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
+        run.schedule.round_times.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
         if not run.config.failover:  # on their way to standbys several versions are at a time
-            run.interval.writing.done(fragment.write_asked_at_s, run.now_s)
+            run.schedule.interval.writing.done(fragment.write_asked_at_s, run.now_s)
         self._publishing.publish(event.fragment_id, merged=True)
         self._note_commit(commit, round_)
         self._follow_stages_and_journeys()
 
     def _follow_stages_and_journeys(self) -> None:
-        """Opens rounds as far apart as merging, writing or journeys want, if this aggregator sets the schedule."""
+        """Opens rounds as far apart as stages and journeys want, if this aggregator sets the schedule."""
         run = self._run
         if run.config.pacing is not Pacing.ADAPTIVE or run.phase is not Phase.RUNNING:
             return
-        was = run.interval.steps
-        because = run.interval.follow(run.median_step_s, run.round_times.there_and_back_s)
+        schedule, interval = run.schedule, run.schedule.interval
+        was = interval.steps
+        because = interval.follow(schedule.median_step_s(run.now_s), schedule.round_times.there_and_back_s)
         if because:
-            assert isinstance(run.pacer, Pacer), "fragments fall due in lockstep"
-            run.pacer.change_interval(run.interval.steps, run.now_s)
-            run.note(IntervalChanged(steps=run.interval.steps, was=was, because=because))
+            assert isinstance(schedule.pacer, Pacer), "fragments fall due in lockstep"
+            schedule.pacer.change_interval(interval.steps, run.now_s)
+            run.note(IntervalChanged(steps=interval.steps, was=was, because=because))
             self._warn_of_rare_rounds(because)
 
     def _warn_of_rare_rounds(self, because: str) -> None:
         """Says when islands are alone for much longer than the recipe says."""
-        run, steps = self._run, self._run.interval.steps
-        if not run.interval.far_longer:
+        run, interval = self._run, self._run.schedule.interval
+        if not interval.far_longer:
             run.troubles.end("interval", run.now_s)
             return
+        times = interval.steps / interval.recipe_steps
         sentence = (
-            f"a round every {steps} steps, {steps / run.interval.recipe_steps:.1f} times as many as the recipe says: "
-            f"{because}; take fewer or nearer islands, a faster disk, more --shards, or a larger --sync-interval"
+            f"a round every {interval.steps} steps, {times:.1f} times as many as the recipe says: {because}; take "
+            "fewer or nearer islands, a faster disk, more --shards, or a larger --sync-interval"
         )
         run.troubles.begin("interval", sentence, run.now_s)
 
     def _note_commit(self, commit: Commit, round_: Round) -> None:
         run = self._run
         islands = {m.island_id for m in commit.contributions}
-        live = run.eligible() | islands
+        live = run.fleet.eligible(run.now_s) | islands
         agreement, merged = round_.agreement, commit.contributions
-        tokens = [m.steps.tokens for m in merged]
-        staleness = [m.staleness for m in merged]
+        merging = [_merging(m, agreement, round_.trust) for m in merged]
+        tokens, staleness = [m.tokens for m in merging], [m.staleness for m in merged]
         committed = VersionCommitted(
             fragment=commit.fragment_id,
             version=commit.fragment_version,
@@ -272,7 +274,7 @@ class Commits:
             missing=round_.missing,
             took_s=round(run.now_s - round_.opened_at_s, 4),
             digest=commit.digest,
-            contributions=[_merging(m, agreement, round_.trust) for m in merged],
+            contributions=merging,
             agreement=None if agreement is None else round(agreement.level, 4),
             momentum_cosine=round_.momentum_cosine,
         )
@@ -280,7 +282,7 @@ class Commits:
 
     def persist_failed(self, event: PersistFailed) -> None:
         """Asks again for a commit that failed; until it is durable nothing is published."""
-        run, fragment = self._run, self._run.fragments[event.fragment_id]
+        run, fragment = self._run, self._run.model.fragments[event.fragment_id]
         if fragment.commit is None or fragment.commit.fragment_version != event.fragment_version:
             return
         self._failed.add(event.fragment_id)

@@ -64,7 +64,7 @@ from aggregator.state.assembly import Assembly
 from aggregator.state.founding import MAX_FOUNDINGS, Founding
 from aggregator.state.members import Member
 from aggregator.state.run import Run
-from aggregator.state.run_record import RunRecord, restore
+from aggregator.state.run_record import restore, write
 from aggregator.state.run_settings import changes, completed
 from aggregator.state.sharing import Sharing
 from broker.wire.messages import (
@@ -117,12 +117,11 @@ class Aggregator:
         config = completed(config, record)
         self.run = Run(config, now_s)
         self.run.epoch = epoch
-        self._record = RunRecord(self.run)
         self._changes = changes(config, record)
         if record is not None:
             restore(self.run, record, commits or {})
         if founding is not None:
-            self.run.foundings = (*self.run.foundings, founding)[-MAX_FOUNDINGS:]
+            self.run.record.foundings = (*self.run.record.foundings, founding)[-MAX_FOUNDINGS:]
         notices = self._notices = Notices(self.run)
         self._sharing = Sharing(self.run)
         self._doubts = Doubts(self.run)
@@ -178,7 +177,7 @@ class Aggregator:
     def start(self, now_s: float) -> list[Action]:
         """Returns the first actions: the epoch becomes durable before anything is said under it."""
         self.run.now_s = now_s
-        self.run.save()
+        self.run.record.save()
         run = self.run
         run.note(AggregatorStarted(epoch=run.epoch, phase=str(run.phase), versions=run.versions))
         for each in self._changes:
@@ -188,7 +187,7 @@ class Aggregator:
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Takes one event in and returns what to do, in order."""
         self.run.now_s = now_s
-        self.run.clock.look_again()
+        self.run.schedule.clock.look_again()
         if self._behind.active and not isinstance(event, Stop | RunSaved | RunSaveFailed):
             self._wait_behind(event)
             if self._behind.active:
@@ -212,7 +211,7 @@ class Aggregator:
     @property
     def leading(self) -> bool:
         """Whether this life's epoch is durable, so that it may speak."""
-        return self.run.durable_serial > 0
+        return self.run.record.durable_serial > 0
 
     @property
     def finished(self) -> bool:
@@ -264,12 +263,12 @@ class Aggregator:
         self._doubts.believe(member)
 
     def _run_saved(self, event: RunSaved) -> None:
-        self._record.written(event.serial)
+        self.run.record.written(event.serial)
         self.run.disk_works()
         self._roster.saved()
 
     def _run_save_failed(self, event: RunSaveFailed) -> None:
-        self._record.failed()
+        self.run.record.failed()
         self.run.deadlines.put("save", self.run.now_s + SAVE_RETRY_S)
         self.run.disk_failed(event.detail)
         self.run.note(RunRecordFailed(detail=event.detail, retry_s=SAVE_RETRY_S))
@@ -282,12 +281,12 @@ class Aggregator:
         Data move before rounds close and open.
         """
         run = self.run
-        run.clock.look_again()
-        run.remember_pace()
+        run.schedule.clock.look_again()
+        run.schedule.remember_pace(run.now_s)
         save_again_at_s = run.deadlines.get("save")
         if save_again_at_s is not None and run.now_s >= save_again_at_s:
             run.deadlines.drop("save")
-            run.save()
+            run.record.save()
         if not self.leading:
             return
         self._attach()
@@ -320,10 +319,10 @@ class Aggregator:
 
     def _drain(self) -> list[Action]:
         """Empties the outbox; messages to an island go by the broker over which it was last heard."""
-        self._record.write()
+        write(self.run)
         actions, self.run.outbox = self.run.outbox, []
         return [self._addressed(action) if isinstance(action, Send) else action for action in actions]
 
     def _addressed(self, send: Send) -> Send:
-        by = self.run.routes.to(send.to) if send.by is None else send.by
+        by = self.run.fleet.routes.to(send.to) if send.by is None else send.by
         return send if by is None else Send(to=send.to, message=send.message, by=by)

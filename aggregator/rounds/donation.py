@@ -39,7 +39,7 @@ class Donations:
         """Names a donor, or reports that there is none; does neither while all possible donors are busy."""
         run, receiver = self._run, (member.island_id, member.incarnation)
         self._forget()
-        able = {m.island_id: m for m in run.members if m is not member and self._able(m)}
+        able = {m.island_id: m for m in run.fleet.members if m is not member and self._able(m)}
         before, _ = self._given.pop(receiver, ("", 0.0))
         open_to_it = [m for name, m in able.items() if name not in ask.tried]
         busy = [donor for donor, _ in self._given.values()]
@@ -77,19 +77,19 @@ class Donations:
         run, beat = self._run, m.heartbeat
         if run.phase is not Phase.RUNNING or beat is None or beat.stopped or not m.ready:
             return False
-        trained_steps = beat.inner_step - run.ledger.life(m.island_id, m.incarnation).start_step
+        trained_steps = beat.inner_step - run.books.ledger.life(m.island_id, m.incarnation).start_step
         return (
             beat.optimizer is not StateSource.PENDING
             and trained_steps >= run.config.sync_interval
             and m.responds  # a donor copies its state between two steps
-            and run.members.state(m, run.now_s) is Liveness.ALIVE
-            and not run.quarantine.holds(m.island_id, run.now_s)  # who knows what its optimizer has seen
+            and run.fleet.members.state(m, run.now_s) is Liveness.ALIVE
+            and not run.fleet.quarantine.holds(m.island_id, run.now_s)  # who knows what its optimizer has seen
         )
 
     def _forget(self) -> None:
         """Frees the donors of islands that are gone, or have been silent about it for long."""
         run = self._run
         for (island_id, incarnation), (_, at_s) in list(self._given.items()):
-            member = run.members[island_id]
+            member = run.fleet.members[island_id]
             if member.incarnation != incarnation or member.left or run.now_s - at_s > FORGET_S:
                 del self._given[island_id, incarnation]

@@ -20,13 +20,13 @@ class Doubts:
     def believe(self, member: Member) -> None:
         """Counts an island's newest tokens as far as its claims are believed, and notes those that are not."""
         run, island_id = self._run, member.island_id
-        life, beat = run.ledger.life(island_id, member.incarnation), member.heartbeat
+        life, beat = run.books.ledger.life(island_id, member.incarnation), member.heartbeat
         step_time_s = None if beat is None else beat.step_time_s
-        doubted = run.claims.report(island_id, life.last_step, life.last_tokens, step_time_s, run.now_s)
+        doubted = run.fleet.claims.report(island_id, life.last_step, life.last_tokens, step_time_s, run.now_s)
         if member.left:
-            run.claims.leave(island_id)
-        run.ledger.doubt(island_id, member.incarnation, doubted)
-        name, sentence = f"claims of {island_id}", "" if member.left else run.claims.doubts(island_id)
+            run.fleet.claims.leave(island_id)
+        run.books.ledger.doubt(island_id, member.incarnation, doubted)
+        name, sentence = f"claims of {island_id}", "" if member.left else run.fleet.claims.doubts(island_id)
         if sentence and run.troubles.begin(name, sentence, run.now_s):
             run.note(IslandDoubted(island=island_id, detail=sentence))
         elif not sentence and run.troubles.end(name, run.now_s) is not None and not member.left:
@@ -39,7 +39,7 @@ class Doubts:
             run.troubles.end(name, run.now_s)  # a new life, perhaps on another machine
         elif -1 in beat.versions:
             for p, (had, has) in enumerate(zip(last.versions, beat.versions, strict=True)):
-                if had >= 0 > has and run.owns(p):
+                if had >= 0 > has and run.model.owns(p):
                     member.corruptions += 1
                     times, island_id = member.corruptions, member.island_id
                     run.note(IslandCorrupted(island=island_id, fragment=p, version=had, times=times))

@@ -68,15 +68,15 @@ class Ending:
             run.phase = Phase.FLUSHING
             self._flush_began_s = self._flush_moved_s = run.now_s
             self._flush_versions = self._versions()
-            trained, target = run.ledger.trained_tokens(), run.config.total_tokens
+            trained, target = run.books.ledger.trained_tokens(), run.config.total_tokens
             run.note(RunFlushing(reason=why, trained_tokens=trained, target=target))
             if why == ALL_CLOSED:
                 sentence = f"ends after {trained} of {target or 'any number of'} tokens: {why}"
                 run.troubles.begin("early end", sentence, run.now_s)
             if run.config.shards > 1:
-                run.save()  # which tells the others
+                run.record.save()  # which tells the others
             self._notices.tell_all()
-        if run.phase is Phase.FLUSHING and run.told_phase is Phase.ENDED and not run.num_busy():
+        if run.phase is Phase.FLUSHING and run.other_shards.told_phase is Phase.ENDED and not run.model.num_busy():
             self._end()  # as shard 0 has
         elif run.phase is Phase.FLUSHING:
             self._flush()
@@ -85,8 +85,9 @@ class Ending:
             # record that says how it ended goes to the standbys too: none of them must begin where this one ended.
             gone = (
                 not self._begins_ended
-                and all(member.left for member in run.members)
-                and min(run.durable_serial - run.saved_serial, run.agreed_serial - self._ended_serial) >= 0
+                and all(member.left for member in run.fleet.members)
+                and run.record.durable_serial >= run.record.saved_serial
+                and run.other_shards.agreed_serial >= self._ended_serial
             )  # the other shards need to know of the end, and no more
             if gone:
                 self._run.finish("every island has left")
@@ -126,38 +127,38 @@ class Ending:
         pending = {item.fragment_id for item in beat.outstanding}
         for p, emptied in member.emptied.items():
             if sequence > emptied > stopped_at and p not in pending:
-                self._run.ledger.close_gap(member.island_id, member.incarnation, p)
+                self._run.books.ledger.close_gap(member.island_id, member.incarnation, p)
 
     def _why_now(self) -> str:
         """Returns why it is time to end, empty if it is not; shard 0 decides that for all."""
         run, target = self._run, self._run.config.total_tokens
         if run.config.shard:
-            return "shard 0 says so" if run.told_phase in (Phase.FLUSHING, Phase.ENDED) else ""
-        if target and run.ledger.counted_tokens() >= target:
+            return "shard 0 says so" if run.other_shards.told_phase in (Phase.FLUSHING, Phase.ENDED) else ""
+        if target and run.books.ledger.counted_tokens() >= target:
             return "its tokens are trained"
-        if run.members.all_closed and len(run.members) >= run.config.islands:
+        if run.fleet.members.all_closed and len(run.fleet.members) >= run.config.islands:
             return ALL_CLOSED
         return ""
 
     def _flush(self) -> None:
         run, config = self._run, self._run.config
         assert self._flush_began_s is not None
-        if run.deaf:  # nobody could bring anything: it begins anew once somebody can
+        if run.fleet.deaf(run.now_s):  # nobody could bring anything: it begins anew once somebody can
             self._flush_began_s = self._flush_moved_s = run.now_s
-            for p in run.moving:
-                run.fragments[p].flushed = False
+            for p in run.model.moving:
+                run.model.fragments[p].flushed = False
             return
-        running = any(self._trains(member) for member in run.members.live(run.now_s))
+        running = any(self._trains(member) for member in run.fleet.members.live(run.now_s))
         if running and run.now_s < self._flush_began_s + config.round_timeout_s:
             return
         if (versions := self._versions()) != self._flush_versions:
             self._flush_versions, self._flush_moved_s = versions, run.now_s
         patient = run.now_s < self._patient_until_s(self._flush_began_s)
-        if patient and not run.members.live(run.now_s) and not all(member.left for member in run.members):
+        if patient and not run.fleet.members.live(run.now_s) and not all(member.left for member in run.fleet.members):
             return  # they all fell silent at once: cut off, most likely, and they bring what is missing
         settled = True
-        for p in run.moving:
-            fragment = run.fragments[p]
+        for p in run.model.moving:
+            fragment = run.model.fragments[p]
             if fragment.stage is not Stage.IDLE:
                 settled = settled and fragment.stands_still and not patient  # its newest version is the last one then
                 continue
@@ -165,19 +166,19 @@ class Ending:
             settled = settled and fragment.flushed and not missing
             # What a closed flush round did not bring is asked for again, at the pace of heartbeats.
             again = missing and run.now_s >= fragment.closed_at_s + config.heartbeat_interval_s
-            if (again or not fragment.flushed) and run.num_busy() < config.rounds_in_flight:
+            if (again or not fragment.flushed) and run.model.num_busy() < config.rounds_in_flight:
                 self._rounds.open(p, flush=True)
-        run.flushed = settled
+        run.model.flushed = settled
         if isinstance(self._roster, Keeper):
             over = run.now_s >= self._others_until_s(self._flush_began_s)
         else:  # shard 0 says when, unless it has gone, as the islands have
-            over = not patient and not run.members.live(run.now_s)
+            over = not patient and not run.fleet.members.live(run.now_s)
         if settled and over:
             self._end()
 
     def _versions(self) -> int:
         """Grows with each version of each fragment."""
-        return sum(self._run.fragments[p].version for p in self._run.moving)
+        return sum(self._run.model.fragments[p].version for p in self._run.model.moving)
 
     def _patient_until_s(self, began_s: float) -> float:
         """Returns the time at which a flush ends if it brings nothing more."""
@@ -199,8 +200,8 @@ class Ending:
         run.phase = Phase.ENDED
         self._flush_began_s = None
         self._linger_until_s, self._linger_most_s = run.now_s + LINGER_S, run.now_s + LINGER_MOST_S
-        run.note(RunEnded(**run.ledger.books().tokens()))
-        self._ended_serial = run.save()
+        run.note(RunEnded(**run.books.ledger.books().tokens()))
+        self._ended_serial = run.record.save()
         self._notices.tell_all(absent=True)
 
     def _linger_on(self) -> None:
@@ -210,10 +211,10 @@ class Ending:
         """
         run = self._run
         self._notices.tell_all(absent=True)
-        theirs = {run.routes.to(member.island_id) for member in run.members.live(run.now_s)}
+        theirs = {run.fleet.routes.to(member.island_id) for member in run.fleet.members.live(run.now_s)}
         lacking = [broker for broker in self._publishing.lacking(LINGER_S) if theirs & {broker, None}]
         shards = self._roster.unaware(self._ended_serial) if isinstance(self._roster, Keeper) else []
-        if (lacking or shards or not self.reached or run.deaf) and run.now_s < self._linger_most_s:
+        if (lacking or shards or not self.reached or run.fleet.deaf(run.now_s)) and run.now_s < self._linger_most_s:
             run.note(RunLingers(lacking=lacking, shards=shards, reached=self.reached))
             self._linger_until_s = min(run.now_s + LINGER_S, self._linger_most_s)
         else:
@@ -221,7 +222,7 @@ class Ending:
 
     def _missing(self, p: int) -> bool:
         """Returns True if a live, stopped island has steps on this fragment neither merged nor wasted."""
-        return any(m.stopped and self._owes_steps(m, p) for m in self._run.members.live(self._run.now_s))
+        return any(m.stopped and self._owes_steps(m, p) for m in self._run.fleet.members.live(self._run.now_s))
 
     def _trains(self, member: Member) -> bool:
         """Returns True if an island may make steps, or has made some, and has not stopped yet.
@@ -229,24 +230,24 @@ class Ending:
         One that has found a fragment corrupt holds no version of it, and trains on until it has one. One that has only
         just come back fetches the versions, and brings what it had kept.
         """
-        life = self._run.ledger.life(member.island_id, member.incarnation)
+        life = self._run.books.ledger.life(member.island_id, member.incarnation)
         return not member.stopped and (member.ready or member.corruptions > 0 or life.trained_tokens > 0)
 
     def _owes_steps(self, member: Member, p: int) -> bool:
         """Returns True if steps of an island on fragment ``p`` are neither merged nor wasted yet."""
-        life = self._run.ledger.life(member.island_id, member.incarnation)
+        life = self._run.books.ledger.life(member.island_id, member.incarnation)
         return life.accounts[p].spent_tokens < life.trained_tokens
 
     def _give_up_the_rest(self) -> None:
         """Books everything that is not merged at the end of the run as wasted."""
         run = self._run
-        for p in run.moving:
-            for held in run.fragments[p].held:
+        for p in run.model.moving:
+            for held in run.model.fragments[p].held:
                 self._intake.refuse_waiting(held, Reason.RUN_ENDED, "it came after the flush")
-            run.fragments[p].release()
-            run.fragments[p].merge_again_at_s = None
-        lost = run.ledger.books().tokens()["in_flight"]
+            run.model.fragments[p].release()
+            run.model.fragments[p].merge_again_at_s = None
+        lost = run.books.ledger.books().tokens()["in_flight"]
         if lost:
             run.note(RunFlushIncomplete(lost_tokens=lost))
-        for member in run.members:
-            run.ledger.end(member.island_id)
+        for member in run.fleet.members:
+            run.books.ledger.end(member.island_id)

@@ -13,6 +13,7 @@ from aggregator.interface.notes import (
     ContributionHeld,
     ContributionRefused,
     ContributionRetry,
+    IslandReleased,
     NormsRestarted,
 )
 from aggregator.ledger.refusals import Admission, admit, too_stale
@@ -40,7 +41,7 @@ class Intake:
 
     def nothing(self, member: Member, nothing: Nothing, event: Received) -> None:
         """Takes note that an island hands nothing over in an open round; in a flush, that it has nothing left."""
-        round_ = self._run.open_rounds.get(nothing.round_id)
+        round_ = self._run.schedule.open_rounds.get(nothing.round_id)
         if round_ is not None:
             round_.answer_nothing(member.island_id)
             member.answered()
@@ -50,7 +51,7 @@ class Intake:
     def contribution(self, member: Member, contribution: Contribution, event: Received) -> None:
         """Admits a contribution to its fragment's open round, or holds it for the next; or says why not."""
         run, p = self._run, contribution.fragment_id
-        if p not in run.moving:
+        if p not in run.model.moving:
             self._notices.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {p} falls due in this run")
             return
         admission = self._admit(member, contribution, event)
@@ -58,11 +59,11 @@ class Intake:
             self._answer(member, contribution, admission)
             return
         steps = contribution.steps
-        run.ledger.wait(member.island_id, member.incarnation, p, steps)
-        run.data.books.wait(p, contribution.data)
+        run.books.ledger.wait(member.island_id, member.incarnation, p, steps)
+        run.books.data.batches.wait(p, contribution.data)
         member.counted_at_s = run.now_s
-        run.clock.report(member.island_id, steps.to_step, run.now_s)
-        run.round_times.arrived(contribution.round_id, run.now_s)
+        run.schedule.clock.report(member.island_id, steps.to_step, run.now_s)
+        run.schedule.round_times.arrived(contribution.round_id, run.now_s)
         member.answered()
         offer = Offer(
             island_id=member.island_id,
@@ -76,7 +77,7 @@ class Intake:
             norm=event.norm,
             data=contribution.data,
         )
-        fragment = run.fragments[p]
+        fragment = run.model.fragments[p]
         fresh = False
         if fragment.stage is Stage.COLLECTING and fragment.round is not None:
             fresh = fragment.round.offer(offer)
@@ -97,25 +98,26 @@ class Intake:
         run, p = self._run, contribution.fragment_id
         if run.phase is Phase.ENDED:
             return Admission(fate=Fate.REFUSED, reason=Reason.RUN_ENDED, detail="the run is over", first=False)
-        life, steps = run.ledger.life(member.island_id, member.incarnation), contribution.steps
-        misplaced = run.data.refusal(member.island_id, p, contribution.data, steps.steps)
+        life, steps = run.books.ledger.life(member.island_id, member.incarnation), contribution.steps
+        fragment = run.model.fragments[p]
+        misplaced = run.books.data.refusal(member.island_id, p, contribution.data, steps.steps)
         admission = admit(
             contribution,
             flaw=event.flaw,
-            quarantined=run.quarantine.why(member.island_id, run.now_s),
+            quarantined=run.fleet.quarantine.why(member.island_id, run.now_s),
             life=life,
-            account=run.ledger.account(member.island_id, member.incarnation, p),
-            current_version=run.fragments[p].version,
-            oldest_allowed=run.oldest_allowed(p),
-            tokens_per_step=run.most_tokens_per_step(member),
-            most_steps=run.most_steps(member, life),
-            free_bytes=run.held_bytes() - run.waiting_bytes(),
+            account=run.books.ledger.account(member.island_id, member.incarnation, p),
+            current_version=fragment.version,
+            oldest_allowed=fragment.oldest_allowed(run.config, run.now_s),
+            tokens_per_step=member.tokens_per_step or run.config.max_tokens_per_step,
+            most_steps=life.most_steps(run.now_s - member.counted_at_s),
+            free_bytes=run.model.held_bytes - run.model.waiting_bytes(),
             payload_bytes=event.payload_bytes,
             misplaced=misplaced,
-            crowded=run.crowded(member.island_id, contribution),
+            crowded=fragment.crowded(member.island_id, len(contribution.data)),
         )
-        late = contribution.round_id not in run.open_rounds and run.phase is Phase.RUNNING and not run.config.hold
-        if late and admission.fate is Fate.WAITING and admission.first:
+        closed = contribution.round_id not in run.schedule.open_rounds and run.phase is Phase.RUNNING
+        if closed and not run.config.hold and admission.fate is Fate.WAITING and admission.first:
             detail = f"round {contribution.round_id} has closed, and the recipe holds nothing for the next one"
             return Admission(fate=Fate.REFUSED, reason=Reason.LATE, detail=detail)
         return admission
@@ -127,11 +129,11 @@ class Intake:
             assert admission.reason is not None
             refused = admission.fate is Fate.REFUSED
             if refused:
-                run.count_refusal(admission.reason, member)
+                run.fleet.count_refusal(admission.reason, member)
                 if admission.reason not in _UNBOOKED:
-                    run.ledger.refuse(member.island_id, member.incarnation, p, steps, admission.reason)
+                    run.books.ledger.refuse(member.island_id, member.incarnation, p, steps, admission.reason)
                 run.offence(member, admission.reason, steps.from_step)
-            round_ = run.open_rounds.get(contribution.round_id)
+            round_ = run.schedule.open_rounds.get(contribution.round_id)
             if round_ is not None and (refused or admission.reason is Reason.QUEUE_FULL):
                 # Its answer is in, worth nothing; or there is room for it only once this round has closed.
                 round_.answer_nothing(member.island_id)
@@ -146,7 +148,7 @@ class Intake:
                     detail=admission.detail,
                 )
             )
-        merging = run.fragments[p].in_commit(member.island_id, member.incarnation, steps.from_step)
+        merging = run.model.fragments[p].in_commit(member.island_id, member.incarnation, steps.from_step)
         fate = Fate.WAITING if merging else admission.fate
         _resolve(member, p, steps, fate, admission.reason, admission.detail)
         self._notices.tell(member)
@@ -161,7 +163,7 @@ class Intake:
         """
         run = self._run
         young: list[Offer] = []
-        oldest = run.oldest_allowed(round_.fragment_id)
+        oldest = fragment.oldest_allowed(run.config, run.now_s)
         for c in round_.in_merge_order():
             stale = too_stale(c.trained_on, fragment.version, oldest)
             if stale:
@@ -170,9 +172,9 @@ class Intake:
                 young.append(c)
         if not young:
             return []
-        fleet = run.members.responsive(run.now_s) - run.quarantine.out(run.now_s)
+        fleet = run.fleet.members.responsive(run.now_s) - run.fleet.quarantine.out(run.now_s)
         restarts = fragment.norms.restarts
-        length = run.length(round_.fragment_id) if fragment.norms.warming_up else 0.0
+        length = run.model.length(round_.fragment_id) if fragment.norms.warming_up else 0.0
         findings = fragment.norms.judge(
             young, fleet, run.config.outlier_factor, length=length, levelled=run.config.trusts
         )
@@ -185,16 +187,18 @@ class Intake:
                 self.refuse_waiting(c, Reason.OUTLIER, finding.refused)
             else:
                 kept.append((c, finding.scale))
-                run.behaved(c.island_id)
+                if run.fleet.quarantine.behaved(c.island_id, run.now_s):
+                    run.note(IslandReleased(island=c.island_id))
+                    run.record.save()
         return kept
 
     def refuse_waiting(self, c: Offer, reason: Reason, detail: str) -> None:
         """Refuses a contribution that had been let in."""
         run = self._run
-        run.ledger.refuse(c.island_id, c.incarnation, c.fragment_id, c.steps, reason)
-        run.data.books.refuse(c.fragment_id, c.data)
-        member = run.members[c.island_id]
-        run.count_refusal(reason, member)
+        run.books.ledger.refuse(c.island_id, c.incarnation, c.fragment_id, c.steps, reason)
+        run.books.data.batches.refuse(c.fragment_id, c.data)
+        member = run.fleet.members[c.island_id]
+        run.fleet.count_refusal(reason, member)
         if member.incarnation == c.incarnation:
             run.offence(member, reason, c.steps.from_step)
             _resolve(member, c.fragment_id, c.steps, Fate.REFUSED, reason, detail)

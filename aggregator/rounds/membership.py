@@ -56,19 +56,19 @@ class Membership:
         self._notices = notices
         self._sharing = sharing
         self._doubts = doubts
-        unbegun = [] if run.config.shard else [member for member in run.members if not member.begun]
-        run.pending_joins.beginning = [(1, member.island_id) for member in unbegun]
+        unbegun = [] if run.config.shard else [member for member in run.fleet.members if not member.begun]
+        run.fleet.pending_joins.beginning = [(1, member.island_id) for member in unbegun]
 
     def sender(self, event: Received) -> Member | None:
         """Returns the member that a message is from; None where it is not to be heard, or was refused."""
         run, envelope = self._run, event.envelope
-        member = run.members.get(envelope.sender)
+        member = run.fleet.members.get(envelope.sender)
         if run.config.shard and (member is None or envelope.incarnation > member.incarnation):
             return None  # shard 0 knows it, and tells us; all that matters is repeated
         if member is not None and not member.begun:
             return None  # not welcome yet
         if member is None or envelope.incarnation > member.incarnation:
-            run.members.claimed(envelope.sender, envelope.incarnation)
+            run.fleet.members.claimed(envelope.sender, envelope.incarnation)
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
             self._notices.refuse(event, Reason.UNKNOWN_ISLAND, detail)
             return None
@@ -80,7 +80,7 @@ class Membership:
             return None
         if isinstance(envelope.message, HostPart):
             return member  # hosts number their messages by themselves, and the speaker alone says that it is there
-        newest = run.routes.heard(envelope, event.broker)
+        newest = run.fleet.routes.heard(envelope, event.broker)
         member.heard(run.now_s)
         if member.left and newest and isinstance(envelope.message, Heartbeat):
             member.come_back()  # else a frozen broker may have kept this one past the farewell
@@ -92,29 +92,28 @@ class Membership:
         """Admits an island under its next incarnation, once that is durable, or refuses it with the reason."""
         run, join = self._run, event.envelope.message
         assert isinstance(join, Join)
-        run.routes.heard(event.envelope, event.broker)
-        known = run.members.by_nonce(join.nonce)
+        run.fleet.routes.heard(event.envelope, event.broker)
+        known = run.fleet.members.by_nonce(join.nonce)
         if known is not None:  # a repetition: the same answer, once it is durable
             known.heard(run.now_s)
-            if not run.pending_joins.holds(known.island_id):
-                if run.agreed_serial:
+            if not run.fleet.pending_joins.holds(known.island_id):
+                if run.other_shards.agreed_serial:
                     self._welcome(known)
                 else:
-                    run.pending_joins.welcomes.append(
-                        (run.saved_serial, known.island_id)
-                    )  # do the other shards know it?
+                    # Do the other shards know it?
+                    run.fleet.pending_joins.welcomes.append((run.record.saved_serial, known.island_id))
             return
-        if run.deaf:
+        if run.fleet.deaf(run.now_s):
             return  # who is silent may only not be heard, and must not lose its id: the process asks again
-        paused = run.members.resumable(join.resumes, run.now_s)
+        paused = run.fleet.members.resumable(join.resumes, run.now_s)
         if paused is not None:
             island_id: str | None = paused.island_id
         else:
-            island_id = run.members.id_for(join.island_id, join.hint, join.nonce, run.now_s)
+            island_id = run.fleet.members.id_for(join.island_id, join.hint, join.nonce, run.now_s)
         refusal = self._refusal(join, island_id)
         if refusal is not None:
             reason, detail = refusal
-            run.count_refusal(reason)
+            run.fleet.count_refusal(reason)
             run.note(JoinRefused(island=join.island_id or join.hint, reason=reason, detail=detail))
             refused = Refused(kind="join", sequence=-1, reason=reason, detail=detail)
             run.emit(Send(to=joining(join.nonce), message=refused))
@@ -123,26 +122,27 @@ class Membership:
             self._resume(paused, join)
             return
         assert island_id is not None
-        member = run.members.admit(island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
+        member = run.fleet.members.admit(island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
         self.fence(member)
         if run.config.shards == 1:
             self._begin(member)
             return
-        run.begins.pop(member.island_id, None)
-        run.data.leave(member.island_id)
+        run.other_shards.begins.pop(member.island_id, None)
+        run.books.data.leave(member.island_id)
         self._sharing.look_again()
         # One that has not begun gives way to this one: nobody has taken anything of it.
-        run.pending_joins.beginning = [each for each in run.pending_joins.beginning if each[1] != member.island_id]
-        run.pending_joins.beginning.append((run.save(), member.island_id))
+        pending = run.fleet.pending_joins
+        pending.beginning = [each for each in pending.beginning if each[1] != member.island_id]
+        pending.beginning.append((run.record.save(), member.island_id))
 
     def _resume(self, member: Member, join: Join) -> None:
         """Continues an island's life, whose books are open, in another process, which brings unmerged steps."""
         run = self._run
-        run.members.resume(member, join.nonce, join.tokens_per_step, run.now_s)
+        run.fleet.members.resume(member, join.nonce, join.tokens_per_step, run.now_s)
         self.replaced(member)
-        dealt = run.data.resume(member.island_id, member.tokens_per_step)
-        run.pending_joins.welcomes.append((run.save(), member.island_id))
-        life = run.ledger.life(member.island_id, member.incarnation)
+        dealt = run.books.data.resume(member.island_id, member.tokens_per_step)
+        run.fleet.pending_joins.welcomes.append((run.record.save(), member.island_id))
+        life = run.books.ledger.life(member.island_id, member.incarnation)
         resumed = IslandResumed(
             island=member.island_id,
             incarnation=member.incarnation,
@@ -155,33 +155,33 @@ class Membership:
     def fence(self, member: Member) -> None:
         """Fences an island's earlier life: nothing more is taken from it, or expected."""
         self.replaced(member)
-        self._run.quarantine.joined(member.island_id)
+        self._run.fleet.quarantine.joined(member.island_id)
 
     def replaced(self, member: Member) -> None:
         """Excuses a new process of an island from what the one before was asked for; it may answer."""
         run = self._run
-        for round_ in run.open_rounds.values():
+        for round_ in run.schedule.open_rounds.values():
             round_.excuse(member.island_id)
-        run.clock.forget(member.island_id)
-        assert run.pacer is not None
-        run.pacer.forget(member.island_id)
+        run.schedule.clock.forget(member.island_id)
+        assert run.schedule.pacer is not None
+        run.schedule.pacer.forget(member.island_id)
 
     def _begin(self, member: Member) -> None:
         """Opens the books of a new life, at the furthest step that any shard knows of the last one."""
         run = self._run
-        known = run.ledger.resume_point(member.island_id)
-        start_step, start_tokens = max(known, run.begins.get(member.island_id, known))
+        known = run.books.ledger.resume_point(member.island_id)
+        start_step, start_tokens = max(known, run.other_shards.begins.get(member.island_id, known))
         member.begin(start_step, start_tokens)
         self.begin_books(member, start_step, start_tokens)
         if run.phase is Phase.ENDED:
-            run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
-        dealt = run.data.join(member.island_id, member.tokens_per_step)
-        run.pending_joins.welcomes.append((run.save(), member.island_id))
+            run.books.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
+        dealt = run.books.data.join(member.island_id, member.tokens_per_step)
+        run.fleet.pending_joins.welcomes.append((run.record.save(), member.island_id))
         joined = IslandJoined(
             island=member.island_id,
             incarnation=member.incarnation,
             start_step=start_step,
-            islands=len(run.members.live(run.now_s)),
+            islands=len(run.fleet.members.live(run.now_s)),
         )
         run.note(joined)
         self._sharing.note(dealt)
@@ -189,22 +189,22 @@ class Membership:
     def begin_books(self, member: Member, step: int, tokens: int) -> None:
         """Opens the books of an island's life, at this step and token counter."""
         run = self._run
-        run.ledger.begin(member.island_id, member.incarnation, step, tokens)
-        run.claims.begin(member.island_id, step, tokens, member.tokens_per_step, run.now_s)
+        run.books.ledger.begin(member.island_id, member.incarnation, step, tokens)
+        run.fleet.claims.begin(member.island_id, step, tokens, member.tokens_per_step, run.now_s)
 
     def saved(self, serial: int) -> None:
         """Welcomes the islands that waited for the run record of that serial to be durable."""
-        self._run.data.saved(serial)
+        self._run.books.data.saved(serial)
         if self._run.config.shards > 1:
             self._sharing.look_again()  # what was nobody's may be given now
-        pending = self._run.pending_joins
+        pending = self._run.fleet.pending_joins
         beginning = [island_id for waits_for, island_id in pending.beginning if waits_for <= serial]
         pending.beginning = [each for each in pending.beginning if each[0] > serial]
         for island_id in dict.fromkeys(beginning):
-            self._begin(self._run.members[island_id])
+            self._begin(self._run.fleet.members[island_id])
         ready = [island_id for waits_for, island_id in pending.welcomes if waits_for <= serial]
         pending.welcomes = [each for each in pending.welcomes if each[0] > serial]
-        for member in (self._run.members[island_id] for island_id in ready):
+        for member in (self._run.fleet.members[island_id] for island_id in ready):
             if member.begun:  # else it has joined anew meanwhile
                 self._welcome(member)
 
@@ -215,7 +215,7 @@ class Membership:
         """
         run = self._run
         most = run.config.max_tokens_per_step
-        member = run.members.replaced_by(join.nonce)
+        member = run.fleet.members.replaced_by(join.nonce)
         if member is not None:  # admitted, it would fence the process that is there
             return Reason.FENCED, f"a later process has joined as {member.island_id}: a replaced one does not come back"
         if join.tokens_per_step > most:
@@ -224,9 +224,9 @@ class Membership:
         if island_id is None:
             detail = f"an island is here as {join.hint}: heard again, it keeps its id, and this one gets another"
             return Reason.QUEUE_FULL, f"{detail}; silent, it was this one's former life: ask again"
-        if len(run.members) >= MOST_MEMBERS and run.members.get(island_id) is None:
+        if len(run.fleet.members) >= MOST_MEMBERS and run.fleet.members.get(island_id) is None:
             return Reason.QUEUE_FULL, f"{MOST_MEMBERS} islands have joined, the run takes no more"
-        founds = run.manifest is None or (self._unused() and bool(self._differs(join)))
+        founds = run.model.manifest is None or (self._unused() and bool(self._differs(join)))
         recipe = recipe_of(run.config)
         try:
             recipe = settle(recipe, join.inner_optimizer, join.demands) if founds else recipe
@@ -239,7 +239,7 @@ class Membership:
             has = inputs.get(INIT, "not given")
             contradiction = f"{INIT} is {has} at the island, and the run begins with {asked}: give it the same file"
         elif not contradiction and not founds:
-            contradiction = other_input(run.inputs, inputs)
+            contradiction = other_input(run.origin.inputs, inputs)
         if contradiction:
             return Reason.RECIPE, contradiction
         if founds:
@@ -251,20 +251,20 @@ class Membership:
             if problem is not None:
                 return Reason.OVERSIZE, f"the aggregator's {problem}"
             run.adopt_manifest(manifest, recipe)
-            run.inputs = inputs
+            run.origin.inputs = inputs
             table = run.recipe_table()
             digest, optimizer = recipe_digest(table), join.inner_optimizer
             run.note(RecipeSettled(digest=digest, inner_optimizer=optimizer, table=table))
-            for member in run.members:  # they had joined with other tensors
+            for member in run.fleet.members:  # they had joined with other tensors
                 member.supersede()
                 self.begin_books(member, 0, 0)
-                run.ledger.end(member.island_id)
+                run.books.ledger.end(member.island_id)
         difference = self._differs(join)
         return (Reason.MANIFEST, difference) if difference else None
 
     def _differs(self, join: Join) -> str:
         """Says how an island's tensors differ from the run's, under its merge rule; empty if they agree."""
-        manifest = self._run.manifest
+        manifest = self._run.model.manifest
         assert manifest is not None
         return first_difference(manifest, merged_by(join.tensors, self._run.config.kernel))
 
@@ -274,12 +274,12 @@ class Membership:
         With several shards the others have them too, and keep them.
         """
         run = self._run
-        begun = run.phase is not Phase.SEEDING or run.began or run.planted
-        return not begun and run.config.shards == 1 and not run.members.live(run.now_s)
+        begun = run.phase is not Phase.SEEDING or run.origin.began or run.origin.planted
+        return not begun and run.config.shards == 1 and not run.fleet.members.live(run.now_s)
 
     def _look_at_fleet(self) -> None:
         """Warns if the fleet has become too large for the time that an island may be silent."""
-        run, sentence = self._run, self._run.too_many_heartbeats
+        run, sentence = self._run, self._run.fleet.too_many_heartbeats(self._run.now_s)
         if not sentence:
             run.troubles.end("heartbeats", run.now_s)
         elif run.troubles.begin("heartbeats", sentence, run.now_s):
@@ -287,12 +287,12 @@ class Membership:
 
     def _welcome(self, member: Member) -> None:
         run, c = self._run, self._run.config
-        assert run.manifest is not None
+        assert run.model.manifest is not None
         self._look_at_fleet()
-        life = run.ledger.life(member.island_id, member.incarnation)
+        life = run.books.ledger.life(member.island_id, member.incarnation)
         settings = RunSettings(
             recipe=recipe_of(c),
-            heartbeat_interval_s=run.heartbeat_interval_s,
+            heartbeat_interval_s=run.fleet.heartbeat_interval_s(run.now_s),
             total_tokens=c.total_tokens,
             tokens_per_fleet_step=max(1, member.tokens_per_step * c.islands),
             seed=c.seed,
@@ -304,9 +304,9 @@ class Membership:
             island_id=member.island_id,
             incarnation=member.incarnation,
             epoch=run.epoch,
-            fragments=run.manifest.fragments,
+            fragments=run.model.manifest.fragments,
             settings=settings,
-            blocks=run.data.told(member.island_id),
+            blocks=run.books.data.told(member.island_id),
             start_step=life.start_step,
             start_tokens=life.start_tokens,
         )
@@ -317,14 +317,14 @@ class Membership:
     def heartbeat(self, member: Member, beat: Heartbeat, event: Received) -> list[Resolution] | None:
         """Takes in an island's counters; returns the fates it asks for, None if the counters cannot be true."""
         run = self._run
-        known = 0 if run.manifest is None else len(run.manifest)
+        known = 0 if run.model.manifest is None else len(run.model.manifest)
         if len(beat.versions) != known or len(beat.overwritten_tokens) != known:
             detail = f"it speaks of {len(beat.versions)} fragments, the run has {known}"
             self._notices.refuse(event, Reason.MANIFEST, detail)
             return None
         lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat) or _unreal(beat)
-        if not lie and run.holds_nothing(member) and any(version >= 0 for version in run.of_ours(beat.versions)):
-            lie = f"it claims to hold version {max(run.of_ours(beat.versions))} of a run that has not begun"
+        if not lie and run.holds_nothing(member) and any(version >= 0 for version in run.model.of_ours(beat.versions)):
+            lie = f"it claims to hold version {max(run.model.of_ours(beat.versions))} of a run that has not begun"
         if lie:
             self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)
             return None
@@ -332,18 +332,18 @@ class Membership:
         if not overtaken:
             self._doubts.corruption(member, beat)
             member.heartbeat, member.beat_sequence, member.counted_at_s = beat, event.envelope.sequence, run.now_s
-        run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
+        run.books.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
         self._doubts.believe(member)  # before anybody asks whether the run is at its end
-        run.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
+        run.books.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
         if beat.stopped:
             first = member.stopped_sequence
             sequence = event.envelope.sequence
             member.stopped_sequence = sequence if first is None else min(first, sequence)
-            run.clock.forget(member.island_id)
+            run.schedule.clock.forget(member.island_id)
         elif member.ready and not overtaken:
-            run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
+            run.schedule.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
         self._look_at_steps(member)
-        asked = [self._resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
+        asked = [self._resolve(member, item) for item in beat.outstanding if run.model.owns(item.fragment_id)]
         member.resolutions += asked
         return asked
 
@@ -356,7 +356,7 @@ class Membership:
         run = self._run
         if run.config.pacing is Pacing.LOCKSTEP:
             return
-        standing = run.clock.standing(member.island_id, run.now_s, run.config.dead_after_s)
+        standing = run.schedule.clock.standing(member.island_id, run.now_s, run.config.dead_after_s)
         if standing is not member.standing:
             member.stands(standing)
             run.note((IslandStanding if standing else IslandAdvancing)(island=member.island_id))
@@ -364,11 +364,12 @@ class Membership:
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
         """Returns why an island cannot have trained ``tokens`` in its steps; empty if it can."""
         run = self._run
-        life = run.ledger.life(member.island_id, member.incarnation)
-        most = run.most_steps(member, life)
+        life = run.books.ledger.life(member.island_id, member.incarnation)
+        most = life.most_steps(run.now_s - member.counted_at_s)
         if not life.start_step <= inner_step <= most:
             return f"it claims step {inner_step}, from {life.start_step} to {most} are possible"
-        most = life.start_tokens + (inner_step - life.start_step) * run.most_tokens_per_step(member)
+        per_step = member.tokens_per_step or run.config.max_tokens_per_step
+        most = life.start_tokens + (inner_step - life.start_step) * per_step
         if tokens > most:
             return f"it claims {tokens} tokens at step {inner_step}, at most {most} are possible"
         return ""
@@ -377,7 +378,7 @@ class Membership:
         """Names a fragment of which more tokens were dropped than remained; empty if there is none."""
         if not any(beat.overwritten_tokens):
             return ""  # all that is known beside that arrived, and was counted as trained when it did
-        life = self._run.ledger.life(member.island_id, member.incarnation)
+        life = self._run.books.ledger.life(member.island_id, member.incarnation)
         trained = life.trained_tokens_by(beat.inner_step, beat.tokens)
         for p, account in life.accounts.items():
             known = account.known_tokens - account.wasted_tokens[Reason.OVERWRITTEN]
@@ -396,25 +397,25 @@ class Membership:
         if lie:
             self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)  # it goes all the same, with the counters known before
         else:
-            run.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
+            run.books.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
         self._doubts.believe(member)
         if not member.paused:
-            run.ledger.end(member.island_id)
-        run.clock.forget(member.island_id)
+            run.books.ledger.end(member.island_id)
+        run.schedule.clock.forget(member.island_id)
         left = IslandLeft(
             island=member.island_id, step=leave.inner_step, reason=leave.reason, departure=leave.departure
         )
         run.note(left)
-        run.save()
+        run.record.save()
 
     def _resolve(self, member: Member, item: Outstanding) -> Resolution:
         """Returns the resolution of a contribution that its island asks about."""
         run, p = self._run, item.fragment_id
         fate, reason = Fate.UNKNOWN, None
-        if p in run.moving:
-            account = run.ledger.account(member.island_id, member.incarnation, p)
-            steps = item.from_step, item.to_step
-            if steps in account.waiting or run.fragments[p].in_commit(member.island_id, member.incarnation, steps[0]):
+        if p in run.model.moving:
+            life, steps = (member.island_id, member.incarnation), (item.from_step, item.to_step)
+            account = run.books.ledger.account(*life, p)
+            if steps in account.waiting or run.model.fragments[p].in_commit(*life, item.from_step):
                 fate = Fate.WAITING
             elif account.merged.covers(*steps):
                 fate = Fate.MERGED

@@ -35,8 +35,8 @@ class Notices:
     def refuse(self, event: Received, reason: Reason, detail: str) -> None:
         """Tells the sender of a message why it was not taken, and counts it."""
         envelope = event.envelope
-        member = self._run.members.get(envelope.sender)
-        self._run.count_refusal(reason, member)
+        member = self._run.fleet.members.get(envelope.sender)
+        self._run.fleet.count_refusal(reason, member)
         if member is not None and member.incarnation == envelope.incarnation:
             self._run.offence(member, reason, 0)
         kind = type(envelope.message).__name__.lower()
@@ -47,7 +47,7 @@ class Notices:
     def tell_all(self, *, absent: bool = False) -> None:
         """Sends every live island its state; with ``absent`` also those that are away, for their brokers."""
         run = self._run
-        for member in run.members if absent else run.members.live(run.now_s):
+        for member in run.fleet.members if absent else run.fleet.members.live(run.now_s):
             if not member.left:
                 self.tell(member)
 
@@ -78,7 +78,7 @@ class Notices:
         for island_id in list(itertools.islice(self._untold, int(self._room))):
             del self._untold[island_id]
             self._room -= 1
-            member = run.members.get(island_id)
+            member = run.fleet.members.get(island_id)
             if member is not None and not member.left:
                 self.tell(member)
 
@@ -89,7 +89,7 @@ class Notices:
     def tell(self, member: Member) -> None:
         """Sends an island the state it needs, unless it does not know its id yet."""
         self._untold.pop(member.island_id, None)
-        if not self._run.pending_joins.holds(member.island_id):
+        if not self._run.fleet.pending_joins.holds(member.island_id):
             self._run.emit(Send(to=member.island_id, message=self._fleet_state(member)))
 
     def _fleet_state(self, member: Member) -> FleetState:
@@ -97,7 +97,7 @@ class Notices:
         run = self._run
         rounds = [
             OpenRound(round_id=r.round_id, fragment_id=r.fragment_id)
-            for r in run.open_rounds.values()
+            for r in run.schedule.open_rounds.values()
             if member.island_id not in r.answered
         ]
         resolutions: tuple[Resolution, ...] = ()
@@ -113,9 +113,9 @@ class Notices:
             versions=run.versions,
             resolutions=resolutions,
             seed=self._seed_wanted(member) if run.phase is Phase.SEEDING else (),
-            trained_tokens=run.ledger.counted_tokens(),
-            fleet_ratio=run.rates.ratio(member.island_id, run.now_s),
-            blocks=run.data.told(member.island_id),
+            trained_tokens=run.books.ledger.counted_tokens(),
+            fleet_ratio=run.schedule.rates.ratio(member.island_id, run.now_s),
+            blocks=run.books.data.told(member.island_id),
             shard=run.config.shard,
             shards=run.config.shards,
         )
@@ -123,19 +123,19 @@ class Notices:
     def _due_soon(self, member: Member) -> tuple[int, ...]:
         """Returns fragments that open before the island's next boundary but one, or the next announcement."""
         run = self._run
-        if run.pacer is None or run.phase is not Phase.RUNNING:
+        if run.schedule.pacer is None or run.phase is not Phase.RUNNING:
             return ()
         if not 0 <= run.now_s - self._due_asked_at_s < run.config.heartbeat_interval_s / 20:
             self._due_asked_at_s = run.now_s
-            delivered = [p for p in run.moving if not run.fragments[p].undelivered]
-            self._due_in_s = run.pacer.due_in_s(delivered, run.now_s)
-        own_s = run.clock.step_time_s(member.island_id) or 0.0
-        fleet_s = run.median_step_s
-        horizon_s = 2 * max(own_s, fleet_s) + run.pacer.spacing_steps * fleet_s
+            delivered = [p for p in run.model.moving if not run.model.fragments[p].undelivered]
+            self._due_in_s = run.schedule.pacer.due_in_s(delivered, run.now_s)
+        own_s = run.schedule.clock.step_time_s(member.island_id) or 0.0
+        fleet_s = run.schedule.median_step_s(run.now_s)
+        horizon_s = 2 * max(own_s, fleet_s) + run.schedule.pacer.spacing_steps * fleet_s
         return tuple([p for p, wait_s in self._due_in_s.items() if wait_s <= horizon_s])
 
     def _seed_wanted(self, member: Member) -> tuple[int, ...]:
         run = self._run
-        if run.seeder != (member.island_id, member.incarnation):
+        if run.origin.seeder != (member.island_id, member.incarnation):
             return ()
-        return tuple(p for p, f in run.fragments.items() if f.version < 0 and f.stage is Stage.IDLE)
+        return tuple(p for p, f in run.model.fragments.items() if f.version < 0 and f.stage is Stage.IDLE)

@@ -55,7 +55,7 @@ class Publishing:
 
         One that was ``merged`` a moment ago travels as the difference to the one before, where the recipe says so.
         """
-        fragment = self._run.fragments[p]
+        fragment = self._run.model.fragments[p]
         differs = merged and self._run.config.codec_of_versions is not Codec.F32
         if by is None:
             fragment.published_at_s = fragment.on_their_way[fragment.version] = self._run.now_s
@@ -73,26 +73,26 @@ class Publishing:
         """Sends a broker a whole version: it has only differences, and an island lacks their base."""
         wanted = event.envelope.message
         assert isinstance(wanted, WantWhole)
-        fragment = self._run.fragments.get(wanted.fragment_id)
+        fragment = self._run.model.fragments.get(wanted.fragment_id)
         if fragment is not None and fragment.version >= 0 and self._run.phase is not Phase.SEEDING:
             self.publish(wanted.fragment_id, by=event.broker)
 
     def answered(self, attached: Attached, broker: int) -> Outage | None:
         """Records a broker's answer; returns the outage that it ends, None while the run is being seeded."""
         run = self._run
-        run.answered_at_s = run.now_s
-        outage = self._broker_versions.answered(broker, run.of_ours(attached.versions), run.now_s)
-        return None if run.manifest is None or run.phase is Phase.SEEDING else outage
+        run.fleet.answered_at_s = run.now_s
+        outage = self._broker_versions.answered(broker, run.model.of_ours(attached.versions), run.now_s)
+        return None if run.model.manifest is None or run.phase is Phase.SEEDING else outage
 
     def attached(self, attached: Attached, event: Received, outage: Outage | None) -> None:
         """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""
         run = self._run
-        if run.manifest is None or run.phase is Phase.SEEDING:
+        if run.model.manifest is None or run.phase is Phase.SEEDING:
             return
         held = dict(enumerate(attached.versions))
         self._delivered(held, anew=outage is not None and outage.alone)
-        newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
-        size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest)
+        newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.model.fragments.items()}
+        size_bytes = 4 * sum(run.model.manifest.sizes[p] for p in newest)
         for p in self._broker_versions.lacking(event.broker, held, newest, run.now_s, size_bytes, event.carried):
             self.publish(p, by=event.broker)
 
@@ -104,7 +104,7 @@ class Publishing:
         But what has been overtaken by a later one is lost: the next round makes good for it. All have as long ``anew``
         where there was no broker for a while.
         """
-        now_s, fragments = self._run.now_s, self._run.fragments
+        now_s, fragments = self._run.now_s, self._run.model.fragments
         sent_s = [at_s for p, f in fragments.items() for v, at_s in f.on_their_way.items() if v <= held.get(p, -1)]
         newest_s = max(sent_s, default=-math.inf)  # of those that have arrived
         for p, fragment in fragments.items():

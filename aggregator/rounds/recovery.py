@@ -219,16 +219,16 @@ class StoreBehind:
         match message:
             case Attached():
                 run.troubles.end(f"broker {event.broker}", run.now_s)
-                held = run.of_ours(message.versions)
+                held = run.model.of_ours(message.versions)
                 self._fall(self._peers.broker_holds(event.broker, held, run.versions), surely=True)
             case Heartbeat():
-                member, sender = run.members.get(event.envelope.sender), event.envelope.sender
+                member, sender = run.fleet.members.get(event.envelope.sender), event.envelope.sender
                 if member is None and run.phase is not Phase.SEEDING:
                     return  # a stranger, who will be told to join
                 if member is not None and run.holds_nothing(member):
                     return  # whatever it says: a lie is refused
                 if member is None or member.incarnation == event.envelope.incarnation:
-                    held, own = run.of_ours(message.versions), run.versions
+                    held, own = run.model.of_ours(message.versions), run.versions
                     # As with most messages: nobody else's claim is looked at.
                     live = frozenset() if member is None or held == own else self._live() | {sender}
                     sentence = self._peers.island_holds(sender, held, own, live=live)
@@ -249,7 +249,7 @@ class StoreBehind:
         """Learns from an event what peers hold, while the store is behind; nothing else follows."""
         match event:
             case Received(envelope=envelope):
-                member = self._run.members.get(envelope.sender)
+                member = self._run.fleet.members.get(envelope.sender)
                 if member is not None and member.incarnation == envelope.incarnation:
                     member.heard(self._run.now_s)
                 self.compare(event)
@@ -278,7 +278,7 @@ class StoreBehind:
         return ()
 
     def _live(self) -> frozenset[str]:
-        return self._run.members.live_ids(self._run.now_s)
+        return self._run.fleet.members.live_ids(self._run.now_s)
 
     def _fall(self, sentence: str, *, surely: bool) -> None:
         """Stops the run as the store is behind: nothing is published, answered or merged from here on."""

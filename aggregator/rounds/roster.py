@@ -48,8 +48,8 @@ class Keeper:
     def saved(self) -> None:
         """Notes that our record is durable up to a serial, so that others may be told of it."""
         run, before = self._run, self._roster
-        while run.rosters and run.rosters[0].serial <= run.durable_serial:
-            self._roster = run.rosters.pop(0)
+        while run.other_shards.rosters and run.other_shards.rosters[0].serial <= run.record.durable_serial:
+            self._roster = run.other_shards.rosters.pop(0)
         if self._roster is not before:
             for shard in self._others:
                 self._send(shard)
@@ -67,9 +67,9 @@ class Keeper:
             self._agreed[shard] = max(self._agreed[shard], said.roster_serial)
         for begin in said.begins:
             at = begin.step, begin.tokens
-            run.begins[begin.island_id] = max(at, run.begins.get(begin.island_id, at))
+            run.other_shards.begins[begin.island_id] = max(at, run.other_shards.begins.get(begin.island_id, at))
         for reached in said.reached:
-            run.data.reached_elsewhere(reached.share, reached.batch)
+            run.books.data.reached_elsewhere(reached.share, reached.batch)
         self._settle()
 
     def advance(self) -> None:
@@ -92,7 +92,7 @@ class Keeper:
     def seeded(self) -> bool:
         """Whether every other shard has its part of version 0."""
         said = [self._heard[shard][0] if shard in self._heard else None for shard in self._others]
-        return all(each is not None and each.seeding_id == self._run.seeding_id for each in said)
+        return all(each is not None and each.seeding_id == self._run.origin.seeding_id for each in said)
 
     def flushing_until_s(self, silent_s: float) -> float | None:
         """Returns the time until which shard 0 waits for flushes of silent shards; None if all are done."""
@@ -112,9 +112,9 @@ class Keeper:
 
     def _settle(self) -> None:
         run = self._run
-        agreed = min([run.durable_serial, *self._agreed.values()])
-        if agreed > run.agreed_serial:
-            run.agreed_serial = agreed
+        agreed = min([run.record.durable_serial, *self._agreed.values()])
+        if agreed > run.other_shards.agreed_serial:
+            run.other_shards.agreed_serial = agreed
             self._membership.saved(agreed)
 
     def _send(self, shard: int) -> None:
@@ -138,26 +138,26 @@ class Adopter:
         """Takes over a roster of shard 0, unless a newer one is known."""
         run, roster = self._run, event.envelope.message
         assert isinstance(roster, Roster)
-        at = roster.epoch, roster.serial
-        if roster.to_shard != run.config.shard or at < run.roster_at or (self._adopted and at == run.roster_at):
+        at, last = (roster.epoch, roster.serial), run.other_shards.roster_at
+        if roster.to_shard != run.config.shard or at < last or (self._adopted and at == last):
             return
         if not self._seed(roster):
             return  # what is computed or written now must not be taken for another island's; it is sent again
-        run.roster_at, self._adopted = at, True
+        run.other_shards.roster_at, self._adopted = at, True
         for each in roster.members:
             self._enrol(each)
-        run.data.adopt(roster.tenures)
-        run.told_phase = roster.phase
-        run.began = run.began or run.told_phase is not Phase.SEEDING
-        self._saving.append((run.save(), at))
+        run.books.data.adopt(roster.tenures)
+        run.other_shards.told_phase = roster.phase
+        run.origin.began = run.origin.began or run.other_shards.told_phase is not Phase.SEEDING
+        self._saving.append((run.record.save(), at))
 
     def saved(self) -> None:
         """Notes that our record is durable up to a serial, and the rosters in it with it."""
         run = self._run
-        run.agreed_serial = run.durable_serial
-        while self._saving and self._saving[0][0] <= run.durable_serial:
+        run.other_shards.agreed_serial = run.record.durable_serial
+        while self._saving and self._saving[0][0] <= run.record.durable_serial:
             _, self._durable = self._saving.pop(0)
-        self._membership.saved(run.durable_serial)
+        self._membership.saved(run.record.durable_serial)
 
     def advance(self) -> None:
         """Answers shard 0 again if the answer has changed since it was sent; no work here waits for a time."""
@@ -171,44 +171,44 @@ class Adopter:
 
     def _answer(self) -> Rostered:
         run = self._run
-        whole = bool(run.fragments) and all(f.version >= 0 for f in run.fragments.values())
-        begins = [(m.island_id, *run.ledger.resume_point(m.island_id)) for m in run.members if not m.begun]
+        whole = bool(run.model.fragments) and all(f.version >= 0 for f in run.model.fragments.values())
+        begins = [(m.island_id, *run.books.ledger.resume_point(m.island_id)) for m in run.fleet.members if not m.begun]
         return Rostered(
             shard=run.config.shard,
             epoch=run.epoch,
             roster_epoch=self._durable[0],
             roster_serial=self._durable[1],
-            seeding_id=run.seeding_id if whole and self._durable == run.roster_at else 0,
-            flushed=run.flushed and self._durable == run.roster_at,
+            seeding_id=run.origin.seeding_id if whole and self._durable == run.other_shards.roster_at else 0,
+            flushed=run.model.flushed and self._durable == run.other_shards.roster_at,
             begins=tuple(Begin(island_id=i, step=step, tokens=tokens) for i, step, tokens in begins),
-            reached=tuple(Reached(share=n, batch=run.data.books.reached(n)) for n in run.data.nobodys()),
+            reached=tuple(Reached(share=n, batch=run.books.data.batches.reached(n)) for n in run.books.data.nobodys()),
         )
 
     def _seed(self, roster: Roster) -> bool:
         """Takes over the choice of the seeding island; returns False while that has to wait."""
         run = self._run
-        if run.manifest is None and roster.recipe is not None:
+        if run.model.manifest is None and roster.recipe is not None:
             run.adopt_manifest(FragmentManifest(roster.fragments), roster.recipe)
         # Once it has begun, the attempt is the one that was whole here: that was asked before.
-        another = roster.phase is Phase.SEEDING and roster.seeding_id != run.seeding_id
-        if run.phase is Phase.SEEDING and another and not run.began:
-            if any(f.stage is not Stage.IDLE for f in run.fragments.values()):
+        another = roster.phase is Phase.SEEDING and roster.seeding_id != run.origin.seeding_id
+        if run.phase is Phase.SEEDING and another and not run.origin.began:
+            if any(f.stage is not Stage.IDLE for f in run.model.fragments.values()):
                 return False
-            for fragment in run.fragments.values():
+            for fragment in run.model.fragments.values():
                 fragment.version = -1
-            run.seeding_id = roster.seeding_id
-        run.seeder = (roster.seeder, roster.seeder_incarnation) if roster.seeder else None
+            run.origin.seeding_id = roster.seeding_id
+        run.origin.seeder = (roster.seeder, roster.seeder_incarnation) if roster.seeder else None
         return True
 
     def _enrol(self, told: Enrolled) -> None:
         """Takes over an island's life: a new one ends the old at once, and begins once shard 0 knows where."""
-        run, known = self._run, self._run.members.get(told.island_id)
+        run, known = self._run, self._run.fleet.members.get(told.island_id)
         before, nonce = (0, "") if known is None else (known.incarnation, known.nonce)
-        member = run.members.enrol(told, run.now_s)
+        member = run.fleet.members.enrol(told, run.now_s)
         if member.incarnation > before:
             self._membership.fence(member)
         elif (member.incarnation, member.begun) == (told.incarnation, True) and nonce != told.nonce:
-            run.members.resume(member, told.nonce, told.tokens_per_step, run.now_s)
+            run.fleet.members.resume(member, told.nonce, told.tokens_per_step, run.now_s)
             self._membership.replaced(member)
         if member.incarnation > told.incarnation:
             return
@@ -216,9 +216,9 @@ class Adopter:
             member.begin(told.start_step, told.start_tokens)
             self._membership.begin_books(member, *member.start)
             if run.phase is Phase.ENDED:
-                run.ledger.end(member.island_id)
+                run.books.ledger.end(member.island_id)
         if told.left and not member.left:
             member.leave()
-            run.ledger.end(member.island_id)
-            run.clock.forget(member.island_id)
-            run.claims.leave(member.island_id)
+            run.books.ledger.end(member.island_id)
+            run.schedule.clock.forget(member.island_id)
+            run.fleet.claims.leave(member.island_id)

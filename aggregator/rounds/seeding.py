@@ -61,25 +61,26 @@ class Seeding:
         if not self._complete():
             self._choose()
             return
-        for p in sorted(self._run.fragments):
+        for p in sorted(self._run.model.fragments):
             self._publishing.publish(p)
         self._notices.tell_all()
 
     def _choose(self) -> None:
         """Asks the first live island for everything, unless one that may yet supply it is asked already."""
-        run = self._run
-        if run.config.shard or run.began or not run.fragments:
+        run, origin = self._run, self._run.origin
+        if run.config.shard or origin.began or not run.model.fragments:
             return
-        if any(f.stage is not Stage.IDLE for f in run.fragments.values()):
+        if any(f.stage is not Stage.IDLE for f in run.model.fragments.values()):
             return  # what is computed or written now must not be taken for the next island's
-        if run.deaf:
+        if run.fleet.deaf(run.now_s):
             self._heard_at_s = run.now_s
         silent = run.now_s >= self._heard_at_s + self._patience_s()
-        if run.seeder is not None and run.seeder not in self._passed_over and self._able(*run.seeder):
+        seeder = origin.seeder
+        if seeder is not None and seeder not in self._passed_over and run.fleet.has(seeder, run.now_s):
             if not silent:
                 return  # as with most messages: nobody else is looked at
-            self._passed_over.add(run.seeder)
-        live = [m for m in run.members.live(run.now_s) if not run.quarantine.holds(m.island_id, run.now_s)]
+            self._passed_over.add(seeder)
+        live = [m for m in run.fleet.members.live(run.now_s) if not run.fleet.quarantine.holds(m.island_id, run.now_s)]
         able = {(m.island_id, m.incarnation): m for m in live}
         if not able:
             return
@@ -87,70 +88,65 @@ class Seeding:
         if not fresh:  # all were asked in vain: once more, with more patience; whoever is alone goes on
             self._passed_over.clear()
             self._times_over += silent and self._times_over < MOST_DOUBLINGS
-            fresh = able.keys() - ({run.seeder} if len(able) > 1 else set())
+            fresh = able.keys() - ({seeder} if len(able) > 1 else set())
         life = min(fresh, key=lambda each: able[each].index)
         self._heard_at_s = run.now_s
-        if life == run.seeder:
+        if life == seeder:
             return
-        if run.seeder in able:
-            run.note(SeederPassedOver(island=run.seeder[0], incarnation=run.seeder[1]))
-        member, run.seeder = able[life], life
-        run.seeding_id = run.next_round_id()
-        for fragment in run.fragments.values():
+        if seeder in able:
+            run.note(SeederPassedOver(island=seeder[0], incarnation=seeder[1]))
+        member, origin.seeder = able[life], life
+        origin.seeding_id = run.schedule.next_round_id()
+        for fragment in run.model.fragments.values():
             fragment.version = -1
         if run.config.shards > 1:
-            run.save()  # which tells the others
+            run.record.save()  # which tells the others
         run.note(SeederChosen(island=member.island_id, incarnation=member.incarnation))
         self._notices.tell(member)
 
-    def _able(self, island_id: str, incarnation: int) -> bool:
-        """Returns whether an island that was asked for version 0 still lives, under the same incarnation."""
-        member = self._run.members.get(island_id)
-        return member is not None and member.incarnation == incarnation and self._run.counts(island_id)
-
     def _patience_s(self) -> float:
-        run = self._run
-        assert run.manifest is not None
-        ours_is_here = all(f.version >= 0 for f in run.fragments.values())  # what other shards wait for is not known
-        num_bytes = 4 * (sum(run.manifest.sizes) if ours_is_here else max(run.manifest.sizes))
+        model = self._run.model
+        assert model.manifest is not None
+        ours_is_here = all(f.version >= 0 for f in model.fragments.values())  # what other shards wait for is not known
+        num_bytes = 4 * (sum(model.manifest.sizes) if ours_is_here else max(model.manifest.sizes))
         return (PATIENCE_S + num_bytes / BYTES_PER_S) * 2.0**self._times_over
 
     def seed(self, member: Member, seed: Seed, event: Received) -> None:
         """Takes one fragment of version 0, from the island that was asked."""
         run = self._run
-        if run.seeder != (member.island_id, member.incarnation) or run.phase is not Phase.SEEDING:
+        if run.origin.seeder != (member.island_id, member.incarnation) or run.phase is not Phase.SEEDING:
             return  # asked of somebody else by now, or done: a late copy
-        fragment = run.fragments.get(seed.fragment_id)
+        fragment = run.model.fragments.get(seed.fragment_id)
         if fragment is None:
             self._notices.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {seed.fragment_id}")
         elif event.flaw is not None:
             self._notices.refuse(event, event.flaw.reason, event.flaw.detail)
             if event.flaw.reason not in RETRY_REASONS:
-                self._passed_over.add(run.seeder)
+                self._passed_over.add(run.origin.seeder)
         elif fragment.stage is Stage.IDLE and fragment.version < 0:
             fragment.plant(event.norm or 0.0)
-            self._heard_at_s, run.planted = run.now_s, True
+            self._heard_at_s, run.origin.planted = run.now_s, True
             run.emit(Plant(fragment_id=seed.fragment_id, payload=seed.payload))
 
     def _complete(self) -> bool:
         """Returns True if all of version 0 is durable, in every shard and on record; the run begins then."""
         run = self._run
-        if not run.fragments or any(f.version < 0 for f in run.fragments.values()):
+        if not run.model.fragments or any(f.version < 0 for f in run.model.fragments.values()):
             return False
-        if not run.began:
+        if not run.origin.began:
             if not isinstance(self._roster, Keeper) or not self._roster.seeded:
                 return False
-            run.began = True
-        run.planted_digests = {p: fragment.digest for p, fragment in run.fragments.items()}
+            run.origin.began = True
+        run.origin.digests = {p: fragment.digest for p, fragment in run.model.fragments.items()}
         if run.config.shards > 1 or run.config.failover:  # others go by what is on record
             if not self._begin_serial:
-                self._begin_serial = run.save()
-            if run.durable_serial < self._begin_serial:
+                self._begin_serial = run.record.save()
+            if run.record.durable_serial < self._begin_serial:
                 return False
         run.phase = Phase.RUNNING
         if not self._begin_serial:
-            run.save()  # nobody waits for it: it tells an emptied store that there was something to lose
-        run.note(RunSeeded(fragments=len(run.fragments), seconds=round(run.now_s - self._began_at_s, 3)))
+            run.record.save()  # nobody waits for it: it tells an emptied store that there was something to lose
+        run.note(RunSeeded(fragments=len(run.model.fragments), seconds=round(run.now_s - self._began_at_s, 3)))
         return True
 
 
@@ -172,13 +168,13 @@ class ModelFiles:
     def heard(self, member: Member) -> None:
         """Asks an island that was heard, if nobody else gives, or again."""
         run, life = self._run, (member.island_id, member.incarnation)
-        if run.config.shard or run.inputs.get(FILES, self._here) == self._here:
+        if run.config.shard or run.origin.inputs.get(FILES, self._here) == self._here:
             return
-        if self._giver is not None and not self._gone(self._giver):
+        if self._giver is not None and run.fleet.has(self._giver, run.now_s):
             if life != self._giver or run.now_s < self._again_at_s:
                 return
             self._in_vain[life] += 1
-        elif run.phase is Phase.SEEDING and life != run.seeder:
+        elif run.phase is Phase.SEEDING and life != run.origin.seeder:
             return
         if self._in_vain[life] >= MOST_ASKED:
             self._give_up(life)
@@ -190,7 +186,7 @@ class ModelFiles:
     def part(self, member: Member, part: FilesPart, event: Received) -> None:
         """Takes the next part; the last one leads to a write."""
         life = member.island_id, member.incarnation
-        if life != self._giver or part.part != len(self._parts) or part.digest != self._run.inputs.get(FILES):
+        if life != self._giver or part.part != len(self._parts) or part.digest != self._run.origin.inputs.get(FILES):
             return
         count = -(-part.num_bytes // PART_BYTES)
         if not part.part < count <= MOST_PARTS or event.payload_bytes > PART_BYTES:
@@ -220,7 +216,7 @@ class ModelFiles:
         assert self._giver is not None
         again_s = FILES_AGAIN_S * 2.0 ** self._in_vain[self._giver]
         self._again_at_s = self._run.now_s + again_s
-        message = FetchFiles(digest=self._run.inputs[FILES], part=len(self._parts))
+        message = FetchFiles(digest=self._run.origin.inputs[FILES], part=len(self._parts))
         self._run.emit(Send(to=self._giver[0], message=message))
 
     def _give_up(self, life: tuple[str, int]) -> None:
@@ -228,7 +224,3 @@ class ModelFiles:
         if life == self._giver:
             self._giver = None
             self._run.note(ModelFilesNotGiven(island=life[0], incarnation=life[1]))
-
-    def _gone(self, life: tuple[str, int]) -> bool:
-        member = self._run.members.get(life[0])
-        return member is None or member.incarnation != life[1] or not self._run.counts(life[0])

@@ -128,7 +128,7 @@ class Claims:
         self._pass_time(c, step_time_s, now_s)
         if steps:
             c.step, c.tokens = step, c.tokens + trained
-            c.amount = c.amount or self._amounts.lower_median() or trained / steps
+            c.amount = c.amount or self._amounts.middle or trained / steps
             c.amount += min(1.0, steps / MEMORY_STEPS) * (trained / steps - c.amount)
         beyond = self._rank(island_id)
         if not steps and not c.ahead:
@@ -198,7 +198,7 @@ class Claims:
         """Returns the step time that a life reported; if none, that of the fleet's lower median."""
         if c.step_time_s:
             return c.step_time_s
-        middle = self._rates.lower_median()
+        middle = self._rates.middle
         return c.amount / middle if c.amount and middle else None
 
     def _look_at_gaps(self, now_s: float) -> None:
@@ -222,18 +222,18 @@ class Claims:
 
     def _counting_amount(self, island_id: str) -> float:
         """Returns the tokens per step that count for an island that claims too many."""
-        return max(self._amounts.lower_median(), self._trusted.get(island_id, 0))
+        return max(self._amounts.middle, self._trusted.get(island_id, 0))
 
     def _beyond(self, island_id: str) -> bool:
         """Returns True if an island claims more tokens per step than fleet and operator support."""
         claimed = self._amounts.value.get(island_id)
         if claimed is None:
             return False
-        return claimed > max(AMOUNT_SPREAD * self._amounts.lower_median(), self._trusted.get(island_id, 0))
+        return claimed > max(AMOUNT_SPREAD * self._amounts.middle, self._trusted.get(island_id, 0))
 
     def _slowdown(self, island_id: str) -> float:
         """Returns the factor of an island's pace: 1, unless it is impossibly fast."""
-        rate, middle = self._rates.value.get(island_id), self._rates.lower_median()
+        rate, middle = self._rates.value.get(island_id), self._rates.middle
         return middle / rate if rate and rate > self._pace_spread * middle else 1.0
 
     def bounds(self, island_ids: Iterable[str]) -> tuple[dict[str, float], dict[str, float]]:
@@ -247,7 +247,7 @@ class Claims:
         return 1.0 - c.ahead / (c.step - c.before) if c is not None and c.caught else 1.0
 
     def _most_weighed(self, island_id: str) -> float:
-        amount, middle = self._amounts.value.get(island_id) or 0.0, self._amounts.lower_median()
+        amount, middle = self._amounts.value.get(island_id) or 0.0, self._amounts.middle
         if self._beyond(island_id):
             return self._counting_amount(island_id)
         if amount > middle and island_id not in self._trusted:
@@ -264,14 +264,14 @@ class Claims:
         """Returns a sentence with the cure for claims that are doubted; empty if none is."""
         c = self._claimed[island_id]
         if self._beyond(island_id):
-            middle = self._amounts.lower_median()
+            middle = self._amounts.middle
             return (
                 f"{island_id} claims {c.amount:,.0f} tokens a step, {c.amount / middle:.1f} times the fleet's "
                 f"{middle:,.0f}: weighs and counts as {self._counting_amount(island_id):,.0f}; "
                 f"if it is true, allow it with --trusted-tokens {island_id}={math.ceil(c.amount)}"
             )
         if self._slowdown(island_id) < 1.0:
-            rate, fleet = self._rates.value.get(island_id) or 0.0, self._rates.lower_median()
+            rate, fleet = self._rates.value.get(island_id) or 0.0, self._rates.middle
             return (
                 f"{island_id} claims {rate:,.0f} tokens a second, {rate / fleet:.0f} times the fleet's {fleet:,.0f}: "
                 f"counts as {fleet:,.0f}; if it is true, give the aggregator a larger pace_spread"

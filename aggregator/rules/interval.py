@@ -1,4 +1,4 @@
-"""The sync interval: the recipe's H, or longer for a slow aggregator or long journeys; and the times of rounds.
+"""The sync interval, longer for slow aggregators and long journeys; and the times of rounds.
 
 See docs/reference.md, sections 4.1 and 4.5.
 
@@ -122,6 +122,11 @@ class Interval:
         self._since = 0  # rounds, the last change
 
     @property
+    def changed(self) -> int:
+        """The interval in force where it is not the recipe's; 0 where it is."""
+        return self.steps if self.steps != self.recipe_steps else 0
+
+    @property
     def far_longer(self) -> bool:
         """Returns True if it is a multiple of the recipe's that is to be warned of."""
         return self.steps >= FAR_LONGER * self.recipe_steps
@@ -135,18 +140,22 @@ class Interval:
 
         Args:
             rule: Learning rate and momentum of the recipe.
-            before: The interval that ended with the version before, in inner steps.
+            before: :attr:`changed` when the round of the version before closed.
         """
-        if self.steps == before == self.recipe_steps:
+        if not (self.changed or before):
             return rule
         rate, momentum = rule
         kept = momentum ** (self.steps / self.recipe_steps)
-        return rate * (1 - kept) / (1 - momentum), kept * min(1.0, self.steps / before)
+        return rate * (1 - kept) / (1 - momentum), kept * min(1.0, self.steps / (before or self.recipe_steps))
 
     def follow(self, step_s: float, there_and_back_s: float = 0.0) -> str:
-        """Adapts the interval to stages and journeys at a median inner step of ``step_s``; says why if it changes.
+        """Adapts the interval to stages and journeys; says why if it changes.
 
         A journey is the way there and back, and the stages without the wait for their turn. Asked once for each round.
+
+        Args:
+            step_s: The median inner step.
+            there_and_back_s: See :class:`RoundTimes`.
         """
         self._since += 1
         if not step_s:
@@ -226,7 +235,7 @@ class RoundTimes:
 
     @property
     def there_and_back_s(self) -> float:
-        """The time from the call for a fragment until half of the islands have answered; 0 before enough is known."""
+        """The time until half of the islands have answered a round; 0 before enough is known."""
         return self.arrivals_s(0.5) if len(self._arrivals_s) >= LEARNED else 0.0
 
     def waits(self, step_s: float, interval_steps: int, settled_at_s: float = -math.inf) -> Waits:

@@ -156,7 +156,8 @@ class FragmentNorms:
         too_long = {
             s.island_id for s, limit in zip(offers, limits, strict=True) if s.norm is not None and s.norm > limit
         }
-        voters = set(fleet) | {offer.island_id for offer in offers}
+        here = {offer.island_id for offer in offers}
+        voters = here.union(fleet)
         votes = (self._suspects | too_long) & voters
         if too_long and 2 * len(votes) > len(voters):
             self._restart(known)
@@ -166,7 +167,7 @@ class FragmentNorms:
             _shortened(s, min(limit, fit)) if s.island_id not in too_long or _alike(s, round_) else _refused(s, limit)
             for s, limit, fit in zip(offers, limits, fitting, strict=True)
         ]
-        self._suspects -= {offer.island_id for offer in offers}
+        self._suspects -= here
         self._suspects |= too_long
         self._learn([its for its, finding in zip(known, findings, strict=True) if not finding.refused])
         return tuple(findings)
@@ -176,11 +177,11 @@ class FragmentNorms:
     ) -> list[float]:
         """Returns the greatest norm that each contribution of a round may have."""
         if not self.warming_up:
-            log_rates = [each.log_rate for each in self._known]
+            log_rates, steps_of = zip(*self._known, strict=True)
             typical = median(log_rates)
             spread = median([abs(rate - typical) for rate in log_rates])
             stretch = min(max(DEVIATIONS * spread, math.log(factor)), math.log(SPREAD_FACTORS * factor))
-            steps = median([each.steps for each in self._known])
+            steps = median(steps_of)
             return [_allowed(typical + stretch, steps, offer.steps.steps) for offer in offers]
         stretch = math.log(WARM_UP_FACTORS * factor)
         by_length = factor * length if length else math.inf
@@ -211,7 +212,7 @@ class FragmentNorms:
             if not others:
                 found.append(math.inf)
                 continue
-            rate, steps = median([each.log_rate for each in others]), median([each.steps for each in others])
+            rate, steps = map(median, zip(*others, strict=True))
             found.append(_allowed(rate + math.log(LONGER), steps, offer.steps.steps))
         return found
 

@@ -15,13 +15,15 @@ class Ranked:
     Attributes:
         value: The number of each item, to read.
         order: Numbers and items, the lowest first, to read: rank 0 is the lowest.
+        middle: The lower median of the numbers; 0 without any.
     """
 
-    __slots__ = ("order", "value")
+    __slots__ = ("middle", "order", "value")
 
     def __init__(self) -> None:
         self.value: dict[str, float] = {}
         self.order: list[tuple[float, str]] = []
+        self.middle = 0.0
 
     def put(self, name: str, value: float) -> None:
         """Sets the number of an item."""
@@ -32,16 +34,14 @@ class Ranked:
             del order[bisect_left(order, (before, name))]
         self.value[name] = value
         insort(order, (value, name))
+        self.middle = order[(len(order) - 1) // 2][0]
 
     def drop(self, name: str) -> None:
         """Takes an item out, if it is there."""
-        before = self.value.pop(name, None)
+        before, order = self.value.pop(name, None), self.order
         if before is not None:
-            del self.order[bisect_left(self.order, (before, name))]
-
-    def lower_median(self) -> float:
-        """Returns the lower median of the numbers; 0 without any."""
-        return self.order[(len(self.order) - 1) // 2][0] if self.order else 0.0
+            del order[bisect_left(order, (before, name))]
+            self.middle = order[(len(order) - 1) // 2][0] if order else 0.0
 
     def below(self, value: float) -> int:
         """Returns how many items have a lower number; those with ``value`` come next."""

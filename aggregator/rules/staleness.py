@@ -107,7 +107,7 @@ def weighed(
     shares = {island_id: paces.get(island_id, 1.0) * trust.get(island_id, 1.0) for island_id in islands}
     token_weights = _token_weights(offers, most_tokens_per_step or {}, shares, capped=capped)
     total = math.fsum(token_weights)
-    presence *= max(trust[island_id] for island_id in islands) if trust else 1.0
+    presence *= max(map(trust.__getitem__, islands)) if trust else 1.0
     found = []
     for each, token_weight, scale in zip(offers, token_weights, scales or [1.0] * len(offers), strict=True):
         staleness = mean_staleness(each.trained_on, version)

@@ -40,8 +40,8 @@ class StepClock:
 
     Args:
         heartbeat_interval_s: How often counters are reported.
-        counts: Says whether an island counts now; None: all do.
-        until_s: Says when that may change by itself; None: never. A time that is past is not one.
+        counts: Says whether an island counts at a time; None: all do.
+        until_s: Says when that may change by itself, likewise; None: never. A time that is past is not one.
 
     Attributes:
         heartbeat_interval_s: How often counters are reported now.
@@ -50,12 +50,12 @@ class StepClock:
     def __init__(
         self,
         heartbeat_interval_s: float,
-        counts: Callable[[str], bool] | None = None,
-        until_s: Callable[[str], float] | None = None,
+        counts: Callable[[str, float], bool] | None = None,
+        until_s: Callable[[str, float], float] | None = None,
     ) -> None:
         self.heartbeat_interval_s = heartbeat_interval_s
-        self._counts = counts or (lambda _: True)
-        self._until_s = until_s or (lambda _: math.inf)
+        self._counts = counts or (lambda *_: True)
+        self._until_s = until_s or (lambda *_: math.inf)
         self._paces: dict[str, Pace] = {}
         self._times_s = Ranked()  # seconds per inner step of each island that advances
         self._lines: dict[str, tuple[float, int, float]] = {}
@@ -178,14 +178,14 @@ class StepClock:
         step_time_s = None
         if pace is not None and pace.step_time_s and now_s - pace.advanced_at_s <= pace.allowance_s:
             # Nothing but a report makes another one advance; this one may end to by itself, or begin to count.
-            until_s = self._until_s(island_id)
+            until_s = self._until_s(island_id, now_s)
             at_s = pace.advanced_at_s + pace.allowance_s
             if now_s - ROUNDING_S < until_s < at_s:
                 at_s = until_s
             known = self._changes.get(island_id)
             if known is None or at_s < known:  # one that is too early costs a look
                 self._changes.put(island_id, at_s)
-            if self._counts(island_id):
+            if self._counts(island_id, now_s):
                 step_time_s = pace.step_time_s
         else:
             self._changes.drop(island_id)
@@ -240,7 +240,7 @@ class FleetRates:
         own = self._rates.value.get(island_id)
         if not own:
             return float(max(1, len(order)))
-        middle = self._rates.lower_median()
+        middle = self._rates.middle
         least, most = middle / SPREAD, middle * SPREAD
         total = self._sum
         if order[0][0] < least or order[-1][0] > most:

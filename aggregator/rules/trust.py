@@ -31,6 +31,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median, median_high
 from typing import Any
 
@@ -117,15 +118,13 @@ class Trust:
 
     def factors(self, island_ids: Iterable[str]) -> dict[str, float]:
         """Returns the factors of several islands, by id."""
-        most = max((self._weight(each) for each in self._standings), default=NEWCOMER)
-        return {each: min(1.0, self._weight(each) / max(NEWCOMER, most)) for each in island_ids}
-
-    def _weight(self, island_id: str) -> float:
-        standing = self._standings.get(island_id)
-        own = NEWCOMER if standing is None else standing.weight(math.sqrt(self._variance))
-        if not self._elsewhere:
-            return own
-        return min([own, *(weights.get(island_id, own) for weights in self._elsewhere.values())])
+        names, noise = list(island_ids), math.sqrt(self._variance)
+        weights = dict.fromkeys(names, NEWCOMER)
+        weights |= {each: standing.weight(noise) for each, standing in self._standings.items()}
+        for elsewhere in self._elsewhere.values():
+            weights = {each: min(weight, elsewhere.get(each, weight)) for each, weight in weights.items()}
+        most = max([NEWCOMER, *[weights[each] for each in self._standings]])
+        return {each: min(1.0, weights[each] / most) for each in names}
 
     def standing(self, island_id: str) -> Standing:
         """Returns the standing of an island; that of a newcomer if it is unknown."""
@@ -166,7 +165,7 @@ class Trust:
         opposed = {}
         if len(agreements) >= FEWEST:
             levels = {i: median_high([a for other, a in agreements.items() if other != i]) for i in agreements}
-            squares = median((agreement - levels[i]) ** 2 for i, agreement in agreements.items())
+            squares = median([(agreement - levels[i]) ** 2 for i, agreement in agreements.items()])
             self._variance += VARIANCE_RATE * (FROM_MEDIAN * squares - self._variance)
             for island_id, level in levels.items():
                 if level > 0 and self._judge(island_id, agreements[island_id], level):
@@ -237,11 +236,10 @@ def agreements_of(islands: Sequence[str], cosines: Sequence[float]) -> dict[str,
         cosines: Cosines of any two of them: first and second, first and third, ..
     """
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    pairs = ((i, j) for i in range(len(islands)) for j in range(i + 1, len(islands)))
-    for (i, j), cosine in zip(pairs, cosines, strict=True):
-        if islands[i] != islands[j]:
-            found[islands[i], islands[j]].append(cosine)
-            found[islands[j], islands[i]].append(cosine)
+    for (one, other), cosine in zip(combinations(islands, 2), cosines, strict=True):
+        if one != other:
+            found[one, other].append(cosine)
+            found[other, one].append(cosine)
     of_island: defaultdict[str, list[float]] = defaultdict(list)
     for (island_id, _), values in found.items():
         of_island[island_id].append(math.fsum(values) / len(values))

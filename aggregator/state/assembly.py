@@ -70,7 +70,7 @@ class Assembly:
                 return event
         if event.flaw is not None and event.flaw.reason in RETRY_REASONS:
             return None  # damaged on its way: as if it had not come
-        if message.fragment_id not in self._run.fragments:
+        if message.fragment_id not in self._run.model.fragments:
             return None if isinstance(message, HostPart) else event  # which is refused for that
         key = Key(envelope.sender, envelope.incarnation, message.fragment_id, *steps_of)
         self._forget(key)
@@ -94,7 +94,7 @@ class Assembly:
         same = [k for k in self._unfinished if (k.island_id, k.fragment_id) == (key.island_id, key.fragment_id)]
         for oldest in same[:-MOST_UNFINISHED]:
             del self._unfinished[oldest]
-        while self._unfinished and self.waiting_bytes > self._run.held_bytes() - self._run.waiting_bytes():
+        while self._unfinished and self.waiting_bytes > self._run.model.held_bytes - self._run.model.waiting_bytes():
             del self._unfinished[next(iter(self._unfinished))]
 
     def _whole(self, found: Unfinished) -> Received:
@@ -119,7 +119,7 @@ class Assembly:
 
     def _payload(self, spoken: Contribution | Seed, ordered: list[Received]) -> tuple[tuple[Pieced, ...], Flaw | None]:
         """Puts the buffers of all parts at their tensors; or returns why they are not the fragment."""
-        manifest = self._run.manifest
+        manifest = self._run.model.manifest
         assert manifest is not None  # or there would be no fragment of which a part was kept
         tensors = manifest.fragments[spoken.fragment_id]
         pieces: list[list[Piece]] = [[] for _ in tensors]

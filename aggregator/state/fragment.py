@@ -1,16 +1,24 @@
-"""One fragment at the aggregator: its newest version, and the round or commit under way. Pure."""
+"""The fragments at the aggregator: their newest versions, and rounds and commits under way. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Commit, Merge
 from aggregator.rules.outliers import FragmentNorms, Offer
 from aggregator.state.round import Round
 from broker.base.transitions import Staged, Transitions
+from broker.wire.fragments import FragmentManifest, shard_of
 from broker.wire.messages import Merged
+from broker.wire.schema import MAX_DATA_RANGES
+
+#: Contributions of one island that may wait on one fragment.
+MOST_WAITING = 16
 
 
 class Stage(StrEnum):
@@ -44,7 +52,7 @@ class Fragment:
     digest: str = ""
     contributions: tuple[Merged, ...] = ()  #: of the newest durable version
     round: Round | None = None  #: while COLLECTING; while COMPUTING and PERSISTING what it brought
-    interval: int = 0  #: inner steps between the rounds that led to the last two versions
+    interval: int = 0  #: that the round of the newest version ended, in inner steps; 0: the recipe's
     closed_at_s: float = 0.0  #: the last round
     write_asked_at_s: float = 0.0  #: last, for the commit
     merge: Merge | None = None  #: while COMPUTING, but of version 0
@@ -128,7 +136,7 @@ class Fragment:
         self.commit = self.round = None
         return round_
 
-    def oldest_allowed(self, max_staleness: int, max_staleness_s: float, now_s: float) -> int:
+    def oldest_allowed(self, config: AggregatorConfig, now_s: float) -> int:
         """Returns the oldest version that a step may have been trained on to be merged now.
 
         It is at most ``max_staleness`` versions behind, or was the newest one less than ``max_staleness_s`` ago. When
@@ -136,14 +144,26 @@ class Fragment:
         """
         lately = self.version
         for version, at_s in self.succeeded:
-            if now_s - at_s < max_staleness_s:
+            if now_s - at_s < config.max_staleness_s:
                 lately = version
                 break
-        return min(self.version - max_staleness, lately)
+        return min(self.version - config.max_staleness, lately)
 
     def waiting_of(self, island_id: str) -> list[Offer]:
         """Contributions of one island that are held, or in the round."""
         return self._held_of.get(island_id, []) + (self.round.of(island_id) if self.round is not None else [])
+
+    def crowded(self, island_id: str, ranges: int) -> str:
+        """Says why no more of an island's contributions may wait; empty if one of ``ranges`` of batches may.
+
+        A version repeats who is in it with which steps and batches. However small contributions are, one island must
+        not fill it with more than fits into a message: what was merged already could never be published.
+        """
+        waiting = self.waiting_of(island_id)
+        ranges += sum(len(c.data) for c in waiting)
+        if len(waiting) < MOST_WAITING and ranges <= MAX_DATA_RANGES:
+            return ""
+        return f"{len(waiting)} of this island wait, and {ranges} ranges of batches with this one"
 
     def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
         """Whether a contribution is in the version that is being made durable right now."""
@@ -151,3 +171,69 @@ class Fragment:
         return any(
             (m.island_id, m.incarnation, m.steps.from_step) == (island_id, incarnation, from_step) for m in parts
         )
+
+
+class Model:
+    """The fragments of the run, and those of them that this shard owns.
+
+    Attributes:
+        manifest: All fragments; None until the first island has joined.
+        moving: Ids of the fragments that fall due here.
+        fragments: Those of this shard, by id.
+        flushed: Each of them is, as far as can be.
+        held_bytes: Bytes of contributions that may wait here.
+    """
+
+    def __init__(self, shard: int, shards: int, held_bytes: int) -> None:
+        self._shard, self._shards = shard, shards
+        self.manifest: FragmentManifest | None = None
+        self.moving: tuple[int, ...] = ()
+        self.fragments: dict[int, Fragment] = {}
+        self.flushed = False
+        self.held_bytes = held_bytes
+
+    def adopt(self, manifest: FragmentManifest, held_bytes: int) -> None:
+        """Fixes the fragments, all without a version."""
+        self.manifest, self.held_bytes = manifest, held_bytes
+        self.moving = tuple(p for p in manifest.moving if self.owns(p))
+        self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
+
+    def owns(self, fragment_id: int) -> bool:
+        """Returns True if a fragment is one of this shard's."""
+        return shard_of(fragment_id, self._shards) == self._shard
+
+    def of_ours(self, versions: Sequence[int]) -> tuple[int, ...]:
+        """Returns versions by fragment with -1 in place of those of other shards."""
+        if self._shards == 1:
+            return tuple(versions)
+        return tuple(version if self.owns(p) else -1 for p, version in enumerate(versions))
+
+    def num_busy(self) -> int:
+        """Returns how many fragments have a round in any stage; one that stands still keeps no other from one."""
+        return len([f for f in self.fragments.values() if f.at.stage is not Stage.IDLE and f.merge_again_at_s is None])
+
+    def free(self) -> list[int]:
+        """Returns the moving fragments without a round, whose newest version was delivered."""
+        fragments = self.fragments
+        return [p for p in self.moving if not ((f := fragments[p]).undelivered or f.at.stage is not Stage.IDLE)]
+
+    def waiting_bytes(self) -> int:
+        """Bytes of the contributions that wait in open rounds or are held."""
+        waiting = 0
+        for fragment in self.fragments.values():
+            waiting += fragment.held_bytes + (fragment.round.waiting_bytes if fragment.round is not None else 0)
+        return waiting
+
+    def length(self, fragment_id: int) -> float:
+        """Returns a fragment's norm at version 0, at least that of as many average parameters of the model.
+
+        Fragments of biases begin at zero, and so would be measured against nothing. 0 if no norm is known.
+        """
+        if self.manifest is None:
+            return 0.0
+        squares, ours, sizes = 0.0, 0, self.manifest.sizes
+        for p, fragment in self.fragments.items():
+            squares += fragment.norms.seed_norm**2
+            ours += sizes[p]
+        share = sizes[fragment_id] / ours if ours else 0.0  # a shard may have nothing but empty tensors
+        return max(self.fragments[fragment_id].norms.seed_norm, math.sqrt(share * squares))

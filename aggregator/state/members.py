@@ -134,8 +134,9 @@ class Member:
 
     def answered(self) -> None:
         """Notes that the island has answered a round."""
-        self.missed_rounds = 0
-        self.watch(self.island_id)
+        if self.missed_rounds:
+            self.missed_rounds = 0
+            self.watch(self.island_id)
 
     def missed(self) -> None:
         """Notes that a round was closed without its answer."""
@@ -315,7 +316,7 @@ class Members:
         return Liveness.LEFT if member.left else liveness(now_s - member.last_seen_s, self._config)
 
     def watch(self, watcher: Callable[[str], None]) -> None:
-        """Adds a watcher, called with the id of each member that changes, is heard, answers or misses a round."""
+        """Adds a watcher, called with the id of each member that changes, is heard, or misses a round."""
         self._watchers.append(watcher)
 
     def changed(self, island_id: str) -> None:

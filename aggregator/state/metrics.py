@@ -110,32 +110,32 @@ def leading_of(
         standbys: With failover, who of them is in sync.
         now_s: By the clock of the core.
     """
-    interval_s = run.interval.steps * run.median_step_s
+    interval_s = run.schedule.interval.steps * run.schedule.median_step_s(run.now_s)
     known = run.standings()
     return Leading(
         epoch=run.epoch,
         fragments=fragments,
         totals=totals,
-        staleness_sum=run.ledger.participation().staleness_sum,
+        staleness_sum=run.books.ledger.participation().staleness_sum,
         refusals=refusals,
-        islands={m.island_id: _figures(run, m, known.get(m.island_id, {}), now_s) for m in run.members},
-        round_s=run.round_times.journey_s,
-        sync_s=run.round_times.sync_s,
-        round_interval_s=max(interval_s, run.round_times.journey_s or 0.0),
-        open_rounds=len(run.open_rounds),
-        waiting_bytes=run.waiting_bytes(),
+        islands={m.island_id: _figures(run, m, known.get(m.island_id, {}), now_s) for m in run.fleet.members},
+        round_s=run.schedule.round_times.journey_s,
+        sync_s=run.schedule.round_times.sync_s,
+        round_interval_s=max(interval_s, run.schedule.round_times.journey_s or 0.0),
+        open_rounds=len(run.schedule.open_rounds),
+        waiting_bytes=run.model.waiting_bytes(),
         store_broken="store" in run.troubles,
-        diverging=run.course.fallen,
+        diverging=run.books.course.fallen,
         standbys=standbys,
     )
 
 
 def _figures(run: Run, member: Member, standing: Mapping[str, Any], now_s: float) -> IslandFigures:
-    inner_steps, tokens = run.ledger.trained(member.island_id)
+    inner_steps, tokens = run.books.ledger.trained(member.island_id)
     beat = member.heartbeat
-    unheard = member.presumed and beat is None and run.members.lives(member.island_id, now_s)
+    unheard = member.presumed and beat is None and run.fleet.members.lives(member.island_id, now_s)
     return IslandFigures(
-        state=run.members.state(member, now_s),
+        state=run.fleet.members.state(member, now_s),
         heard_ago_s=now_s - member.last_seen_s,
         inner_steps=None if unheard else inner_steps,
         tokens=None if unheard else tokens,

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from aggregator.interface.merge_rule import Question
 from aggregator.rules.outliers import Offer
 from aggregator.rules.quorum import Decision, RoundView, Waits, decide, effective_quorum
 from aggregator.rules.trust import Agreement
 from broker.wire.messages import UNASKED, Merged
+
+_MERGE_ORDER = attrgetter("island_id", "incarnation", "steps.from_step")
 
 
 @dataclass(slots=True)
@@ -124,4 +127,4 @@ class Round:
 
     def in_merge_order(self) -> list[Offer]:
         """The contributions by island and step: float addition is not associative, so the order is fixed."""
-        return sorted(self.contributions, key=lambda c: (c.island_id, c.incarnation, c.steps.from_step))
+        return sorted(self.contributions, key=_MERGE_ORDER)

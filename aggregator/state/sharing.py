@@ -37,14 +37,14 @@ class Sharing:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._unseen: dict[str, None] = dict.fromkeys(m.island_id for m in run.members)  # changed, or heard
+        self._unseen: dict[str, None] = dict.fromkeys(m.island_id for m in run.fleet.members)  # changed, or heard
         self._seen: dict[str, Facts] = {}  # of each island, when it was looked at last
         self._paused: set[str] = set()  # whose last contributions may still be merged, which nobody is told of
         self._look_at_s = -math.inf  # when everybody is to be looked at by the time alone
         self._silences = Deadlines()  # when an island may be dead, or away for too long: not before that
         self._save_at_s: float | None = None  # what has moved and is not on record
         self._saved_at_s = -math.inf
-        run.members.watch(lambda island_id: self._unseen.__setitem__(island_id, None))
+        run.fleet.members.watch(lambda island_id: self._unseen.__setitem__(island_id, None))
 
     def look_again(self) -> None:
         """Marks all islands for re-examination after ownership changed."""
@@ -55,7 +55,8 @@ class Sharing:
 
         Not while nobody can be heard: whoever seems to be away then most likely trains on what is theirs.
         """
-        return self._run.phase is Phase.RUNNING and not self._run.config.shard and not self._run.deaf
+        run = self._run
+        return run.phase is Phase.RUNNING and not run.config.shard and not run.fleet.deaf(run.now_s)
 
     def advance(self) -> None:
         """Moves data between islands that are away and others; a move is durable before anyone is told.
@@ -68,11 +69,11 @@ class Sharing:
             return
         changed = self._changed()
         if run.now_s >= self._look_at_s:
-            self._seen = {m.island_id: self._facts(m) for m in run.members}
-            moved = run.data.settle([self._presence(m, self._seen[m.island_id]) for m in run.members])
+            self._seen = {m.island_id: self._facts(m) for m in run.fleet.members}
+            moved = run.books.data.settle([self._presence(m, self._seen[m.island_id]) for m in run.fleet.members])
             self._look_at_s = -math.inf if moved else self._next_s()
         else:
-            moved = run.data.settle_some(changed) if changed else []
+            moved = run.books.data.settle_some(changed) if changed else []
         if moved or self._save_at_s is not None:
             self.note(moved)
             self._save(bool(moved))
@@ -81,11 +82,11 @@ class Sharing:
         """Writes moves to the record; in a large fleet several together, since a record names all islands."""
         run = self._run
         if moved and self._save_at_s is None:
-            spare = max(0, len(run.members) - SAVED_AT_ONCE)
+            spare = max(0, len(run.fleet.members) - SAVED_AT_ONCE)
             self._save_at_s = max(run.now_s, self._saved_at_s + spare * SAVED_APART_S)
         if self._save_at_s is not None and run.now_s >= self._save_at_s:
             self._saved_at_s, self._save_at_s = run.now_s, None
-            run.save()
+            run.record.save()
         run.deadlines.put("sharing", math.inf if self._save_at_s is None else self._save_at_s)
 
     def note(self, moved: Iterable[Dealt]) -> None:
@@ -98,7 +99,7 @@ class Sharing:
         run, changed = self._run, []
         silent = dict.fromkeys(self._silences.due(run.now_s + ROUNDING_S))
         for island_id in dict.fromkeys([*self._unseen, *self._paused, *silent]):
-            member = run.members[island_id]
+            member = run.fleet.members[island_id]
             before, facts = self._seen.get(island_id), self._facts(member)
             self._seen[island_id] = facts
             long_away = facts.gone or run.now_s - member.last_seen_s >= run.config.dead_after_s - ROUNDING_S
@@ -112,7 +113,7 @@ class Sharing:
         return changed
 
     def _facts(self, m: Member) -> Facts:
-        beat, able = m.heartbeat, self._run.counts(m.island_id) and m.ready and not m.stopped
+        beat, able = m.heartbeat, self._run.fleet.counts(m.island_id, self._run.now_s) and m.ready and not m.stopped
         block, released = (0, ()) if beat is None else (beat.block, beat.released)
         return Facts(m.left and self._left_nothing(m), able, m.tokens_per_step, block, released)
 
@@ -136,15 +137,15 @@ class Sharing:
         if not member.paused:
             return True
         run = self._run
-        return run.config.shards == 1 and run.ledger.life(member.island_id, member.incarnation).settled
+        return run.config.shards == 1 and run.books.ledger.life(member.island_id, member.incarnation).settled
 
     def _silent_at_s(self, member: Member) -> float | None:
         """Returns the next moment at which an island that stays silent is dead, or away for too long."""
         run = self._run
-        moments = (member.last_seen_s + wait_s for wait_s in (run.config.dead_after_s, run.takeover_s))
+        moments = (member.last_seen_s + wait_s for wait_s in (run.config.dead_after_s, run.config.takeover_s))
         return min((at_s for at_s in moments if at_s > run.now_s + ROUNDING_S), default=None)
 
     def _next_s(self) -> float:
         """Returns the first moment at which a quarantine ends."""
-        held = self._run.quarantine.now(self._run.now_s).values()
+        held = self._run.fleet.quarantine.now(self._run.now_s).values()
         return min((each.until_s for each in held), default=math.inf) - ROUNDING_S

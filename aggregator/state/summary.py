@@ -66,26 +66,27 @@ def report(run: Run, traffic: Traffic) -> dict[str, Any]:
     Refusals are those of this life of the aggregator, and bytes those that it has heard of, or found in Redis. All else
     covers the whole run: tokens, steps, rounds and what follows from them are restored from the commits.
     """
-    books = run.ledger.books()
+    ledger, course = run.books.ledger, run.books.course
+    books, shares = ledger.books(), ledger.participation()
     return {
         "tokens": books.tokens(),
         "books": asdict(books),
         "versions": {str(p): version for p, version in enumerate(run.versions) if version >= 0},
-        "rounds": {str(n): count for n, count in sorted(run.ledger.participation().rounds.items())},
-        "participation": run.ledger.participation().participation,
-        "staleness_mean": run.ledger.participation().staleness,
-        "agreement": run.course.agreement,
-        "momentum_cosine": run.course.momentum_cosine,
-        "islands": {island_id: _island(run, traffic, island_id) for island_id in sorted(run.ledger.lives())},
+        "rounds": {str(n): count for n, count in sorted(shares.rounds.items())},
+        "participation": shares.participation,
+        "staleness_mean": shares.staleness,
+        "agreement": course.agreement,
+        "momentum_cosine": course.momentum_cosine,
+        "islands": {island_id: _island(run, traffic, island_id) for island_id in sorted(ledger.lives())},
         "phase": str(run.phase),
         "recipe": run.recipe_table(),
-        "refusals": {str(reason): count for reason, count in sorted(run.refusals.items())},
+        "refusals": {str(reason): count for reason, count in sorted(run.fleet.refusals.items())},
     }
 
 
 def _island(run: Run, traffic: Traffic, island_id: str) -> dict[str, Any]:
-    inner_steps, tokens = run.ledger.trained(island_id)
-    member = run.members.get(island_id)
+    inner_steps, tokens = run.books.ledger.trained(island_id)
+    member = run.fleet.members.get(island_id)
     beat = member.heartbeat if member is not None else None
     up, down = traffic.of(island_id).total
     return {
@@ -100,10 +101,11 @@ def _island(run: Run, traffic: Traffic, island_id: str) -> dict[str, Any]:
 
 def totals(run: Run, now_s: float, traffic: Traffic | None = None) -> RunTotals:
     """Returns the totals of the run; bytes of earlier lives as far as ``traffic`` has them."""
-    books = run.ledger.books()
+    ledger, course, interval = run.books.ledger, run.books.course, run.schedule.interval
+    books, shares = ledger.books(), ledger.participation()
     tokens = books.tokens()
     target = run.config.total_tokens
-    losses = [m.heartbeat.loss for m in run.members.live(now_s) if m.heartbeat and m.heartbeat.loss is not None]
+    losses = [m.heartbeat.loss for m in run.fleet.members.live(now_s) if m.heartbeat and m.heartbeat.loss is not None]
     return RunTotals(
         phase=str(run.phase),
         trained_tokens=tokens["trained"],
@@ -111,19 +113,19 @@ def totals(run: Run, now_s: float, traffic: Traffic | None = None) -> RunTotals:
         in_flight_tokens=tokens["in_flight"],
         wasted_tokens=tokens["wasted"],
         target_tokens=target,
-        progress=min(1.0, run.ledger.counted_tokens() / target) if target else 0.0,
+        progress=min(1.0, ledger.counted_tokens() / target) if target else 0.0,
         loss=_mean(losses),
         model_version=sum(max(0, version) for version in run.versions),
-        rounds=dict(sorted(run.ledger.participation().rounds.items())),
-        participation=run.ledger.participation().participation,
-        staleness_mean=run.ledger.participation().staleness,
-        agreement=run.course.agreement,
-        momentum_cosine=run.course.momentum_cosine,
+        rounds=dict(sorted(shares.rounds.items())),
+        participation=shares.participation,
+        staleness_mean=shares.staleness,
+        agreement=course.agreement,
+        momentum_cosine=course.momentum_cosine,
         trust={name: each for name, each in run.standings().items() if each["trust"] < 1},
-        interval={"steps": run.interval.steps, "because": run.interval.because} if run.interval.because else {},
+        interval={"steps": interval.steps, "because": interval.because} if interval.because else {},
         quarantined={
             island_id: {"for_s": round(each.until_s - now_s, 1), "reason": each.reason, "times": each.times}
-            for island_id, each in run.quarantine.now(now_s).items()
+            for island_id, each in run.fleet.quarantine.now(now_s).items()
         },
         troubles=run.troubles.sentences(now_s),
         books=asdict(books),
@@ -135,9 +137,9 @@ def totals(run: Run, now_s: float, traffic: Traffic | None = None) -> RunTotals:
 
 def _earlier(run: Run, traffic: Traffic) -> dict[str, dict[str, int]]:
     """Returns tokens and bytes of islands' earlier lives, which their present counters lack."""
-    found = {}
-    for island_id in run.ledger.lives():
-        tokens = run.ledger.trained(island_id)[1] - run.ledger.last_life(island_id).last_tokens
+    found, ledger = {}, run.books.ledger
+    for island_id in ledger.lives():
+        tokens = ledger.trained(island_id)[1] - ledger.last_life(island_id).last_tokens
         up, down = traffic.of(island_id).before
         if tokens or up or down:
             found[island_id] = {"tokens": tokens, "bytes_up": up, "bytes_down": down}
@@ -158,9 +160,9 @@ def fragments(run: Run, committed_at_s: Mapping[int, float], began_s: float, now
             fragment_id=p,
             version=version,
             epoch=run.epoch,
-            digest=run.fragments[p].digest,
-            merged_tokens=run.ledger.merged_tokens(p) if p in run.moving else 0,
-            contributors=tuple(sorted({each.island_id for each in run.fragments[p].contributions})),
+            digest=run.model.fragments[p].digest,
+            merged_tokens=run.books.ledger.merged_tokens(p) if p in run.model.moving else 0,
+            contributors=tuple(sorted({each.island_id for each in run.model.fragments[p].contributions})),
             committed_ago_s=now_s - committed_at_s.get(p, began_s),
         )
         for p, version in enumerate(run.versions)
@@ -170,8 +172,9 @@ def fragments(run: Run, committed_at_s: Mapping[int, float], began_s: float, now
 
 def refusals(run: Run) -> dict[str, dict[str, int]]:
     """Returns island -> reason -> refused messages; unknown senders share one name."""
-    by_island = {m.island_id: {str(reason): n for reason, n in m.refusals.items()} for m in run.members if m.refusals}
-    rest = {str(reason): n for reason, n in run.refusals.items()}
+    fleet = run.fleet
+    by_island = {m.island_id: {str(reason): n for reason, n in m.refusals.items()} for m in fleet.members if m.refusals}
+    rest = {str(reason): n for reason, n in fleet.refusals.items()}
     for reasons in by_island.values():
         for reason, n in reasons.items():
             rest[reason] = rest.get(reason, 0) - n

@@ -68,8 +68,8 @@ class Demand:
         """The rate; None until every fragment had a round."""
         if len(self._asked) <= self._fragments or self._asked[-1][0] <= self._asked[0][0]:
             return None
-        first_s, first = self._asked[0]
-        return (sum(elements for _, elements in self._asked) - first) / (self._asked[-1][0] - first_s)
+        times_s, elements = zip(*self._asked, strict=True)
+        return float((sum(elements) - elements[0]) / (times_s[-1] - times_s[0]))
 
 
 class Ladder:
@@ -181,8 +181,8 @@ class VersionCodec:
         self._demand.asked(self._sizes[fragment_id], now_s)
         if not self._adapts:
             return None
-        links = (None if beat is None else beat.link for beat in beats)
-        narrowest = min((link.down for link in links if link is not None and link.down is not None), default=None)
+        links = [beat.link for beat in beats if beat is not None]
+        narrowest = min([link.down for link in links if link is not None and link.down is not None], default=None)
         ours = self._demand.elements_per_s
         wanted = None if ours is None else ours * self._all_by_ours
         return narrowest if self._ladder.look(narrowest, wanted, now_s) else None

@@ -161,7 +161,7 @@ def _computing_together(fleet: Fleet, mode: Mode) -> float:
 
 
 def journey_steps(fleet: Fleet, load: Load) -> int:
-    """Returns the inner steps that the run's own journeys make an interval, at least; 0 for the paper's fleet."""
+    """Returns the inner steps that journeys make an interval, at least; 0 for the paper's fleet."""
     return 0 if fleet.assume is Assume.PAPER else JOURNEYS * math.ceil(load.latency_s / load.step_s)
 
 

@@ -25,8 +25,7 @@ from safetensors import SafetensorError
 
 from aggregator.interface.events import Computed, Merge, Part
 from aggregator.merge import versions
-from aggregator.merge.fragment_state import FragmentState, Vector
-from aggregator.merge.versions import Made
+from aggregator.merge.fragment_state import FragmentState, Made, Vector
 from aggregator.rounds.core import Aggregator
 from aggregator.store.recording import RecordedRound, facts_of, read_recording
 from broker.wire.fragments import TensorSpec
@@ -72,7 +71,7 @@ class Rederivation:
     def begin(self, core: Aggregator) -> None:
         """Begins a life: pending versions are in its store by now, or never will be."""
         self._core = core
-        for p, fragment in core.run.fragments.items():
+        for p, fragment in core.run.model.fragments.items():
             pending = self._pending.pop(p, None)
             if pending is not None and (pending.version, fragment_digest(pending.params)) == (
                 fragment.version,
@@ -107,11 +106,11 @@ class Rederivation:
             self.missing += core.run.config.record_payloads
             self._durable.pop(p, None)
             return ""
-        assert core.run.manifest is not None
+        assert core.run.model.manifest is not None
         try:
             action.final_parts(event.cosines)  # a rule of one's own is asked here, by what is on the tape
             before = partial(self._before, core, action)
-            made = self._derived(core.run.manifest.fragments[p], action, before, event.digest, ON_TAPE)
+            made = self._derived(core.run.model.manifest.fragments[p], action, before, event.digest, ON_TAPE)
             _check_cosines(event, made)
         except _Contradiction as err:
             return str(err)
@@ -174,7 +173,7 @@ class Rederivation:
                 leaves such rounds, whole or cut short, so there is nothing that its recording could contradict.
             digests: (fragment, version) -> digest, as far as tape and ledger tell.
         """
-        manifest = None if self._core is None else self._core.run.manifest
+        manifest = None if self._core is None else self._core.run.model.manifest
         if row is None or manifest is None or self._core is None:
             self.unclaimed += 1
             return ""
@@ -218,8 +217,10 @@ class Rederivation:
                     raise _Contradiction(f"{what} is not what version {version} of fragment {p} was derived to be")
             return known
         digest = fragment_digest(state.params)
-        if digest != core.run.fragments[p].digest:
-            raise _Contradiction(f"theta_before is {digest}, and version {version} was {core.run.fragments[p].digest}")
+        if digest != core.run.model.fragments[p].digest:
+            raise _Contradiction(
+                f"theta_before is {digest}, and version {version} was {core.run.model.fragments[p].digest}"
+            )
         if version == 0 and (state.momentum.any() or state.residual is not None):
             raise _Contradiction("momentum_before is not zero at version 0, or there is a residual")
         return state

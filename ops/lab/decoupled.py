@@ -95,7 +95,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         params = global_params(like, simulation.aggregator)
 
     state = simulation.aggregator.core.run
-    tokens = state.ledger.books().tokens()
+    tokens = state.books.ledger.books().tokens()
     return Outcome(
         params=params,
         curve=curve,
@@ -104,12 +104,12 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         wasted={str(cause): count for cause, count in tokens["wasted"].items()},
         virtual_s=simulation.now_s / pace,
         rounds=sum(state.versions),
-        participation=state.ledger.participation().participation or 0.0,
+        participation=state.books.ledger.participation().participation or 0.0,
     )
 
 
 def pace_of(cell: CellSettings) -> float:
-    """Returns seconds of the simulated fleet for a virtual second of a cell: 1, or less where journeys are long."""
+    """Returns simulated seconds for a virtual second of a cell: 1, or less where journeys are long."""
     return min(1.0, LONGEST_DELAY_S / cell.longest_delay_s)
 
 
@@ -210,7 +210,7 @@ def global_params(like: Params, leader: Station) -> Params:
     placed = dict(flatten(like))
     for p in fragment_ids(leader.disk.path):
         _, vector = read_newest(leader.disk.path, p)
-        for name, value in values_of(leader.core.run.manifest.fragments[p], vector):
+        for name, value in values_of(leader.core.run.model.manifest.fragments[p], vector):
             placed[name] = value.astype(placed[name].dtype)
     return unflatten(like, placed)
 
@@ -218,10 +218,10 @@ def global_params(like: Params, leader: Station) -> Params:
 def _set_interval(simulation: Simulation, steps: int) -> None:
     """Sets every leader's interval."""
     for leader in simulation.leaders.values():
-        run = leader.core.run
-        assert isinstance(run.pacer, Pacer), "cells do not fix the schedule"
-        run.interval.steps = steps
-        run.pacer.change_interval(steps, run.now_s)
+        schedule, now_s = leader.core.run.schedule, leader.core.run.now_s
+        assert isinstance(schedule.pacer, Pacer), "cells do not fix the schedule"
+        schedule.interval.steps = steps
+        schedule.pacer.change_interval(steps, now_s)
 
 
 @contextmanager

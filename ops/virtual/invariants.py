@@ -196,13 +196,13 @@ class Invariants:
             return
         run = aggregator.core.run
         if not run.config.shard:
-            hold(2, self.dealing.dealt(aggregator.address, run.data))
-        ledger = run.ledger
+            hold(2, self.dealing.dealt(aggregator.address, run.books.data))
+        ledger = run.books.ledger
         ledger.check()
         books = ledger.books()
         hold(4, balanced(books.trained, books.merged, books.wasted.values(), books.in_flight))
-        waiting = aggregator.core.run.waiting_bytes()
-        if waiting > aggregator.core.run.held_bytes():
+        waiting = aggregator.core.run.model.waiting_bytes()
+        if waiting > aggregator.core.run.model.held_bytes:
             require(False, 9, f"{waiting} bytes wait")
 
     def _take_note_of_end(self, run: RunState) -> None:
@@ -213,9 +213,9 @@ class Invariants:
                 end.epoch, end.booked = 0, {}  # it goes on, in a life that has not heard of the end
         elif not end.epoch:
             end.epoch = run.epoch
-            lives = ((name, i, life) for name, each in run.ledger.lives().items() for i, life in each.items())
+            lives = ((name, i, life) for name, each in run.books.ledger.lives().items() for i, life in each.items())
             end.booked = {(name, i): life.trained_tokens for name, i, life in lives}
-            end.live = frozenset(member.island_id for member in run.members.live(run.now_s))
+            end.live = frozenset(member.island_id for member in run.fleet.members.live(run.now_s))
 
     def after_island_event(self, island: Island) -> None:
         """Versions in an island's parameters only grow; its ranges never overlap."""
@@ -245,7 +245,7 @@ class Invariants:
         """An island gave up: only a replaced process may, or one whose place a dead one's message took."""
         core = island.core
         newer = simulation.islands[island.plan.island_id] is not island
-        member = simulation.leaders[0].core.run.members.get(core.island_id)
+        member = simulation.leaders[0].core.run.fleet.members.get(core.island_id)
         outranked = member is not None and member.incarnation > core.incarnation
         require(newer or outranked, 7, f"{island.address} gave up: {fail.reason}")
 
@@ -256,10 +256,10 @@ class Invariants:
         for leader in simulation.leaders.values():
             self._at_end(simulation, leader.core)
         if not self._sizes:  # between unlike batches a part of one may be left out
-            hold(2, self.dealing.passed_over(simulation.leaders[0].core.run.data))
+            hold(2, self.dealing.passed_over(simulation.leaders[0].core.run.books.data))
 
     def _at_end(self, simulation: Run, core: Aggregator) -> None:
-        require(core.run.manifest is not None, 6, "nobody ever joined")
+        require(core.run.model.manifest is not None, 6, "nobody ever joined")
         # A flush may run out of patience where the pool for contributions is smaller than one round needs.
         gave_up = any(name == "run.flush_incomplete" for _, _, name, _ in simulation.trace)
         # Where everybody is away for long in a short run, all that is trained may be given to others, and not trained.
@@ -268,46 +268,46 @@ class Invariants:
         end = self._ends.get(core.run.config.shard, _End())
         booked_by_end = end.booked
         trained = any(booked_by_end.get((each.island_id, each.incarnation)) for each in honest)
-        for p in core.run.moving:
-            grew = core.run.fragments[p].version > 0
+        for p in core.run.model.moving:
+            grew = core.run.model.fragments[p].version > 0
             require(grew or gave_up or moved or not trained, 6, f"fragment {p} never grew")
         for (island_id, incarnation), tokens in self._trained_tokens.items():
-            if incarnation <= core.run.ledger.past(island_id).upto:
+            if incarnation <= core.run.books.ledger.past(island_id).upto:
                 continue  # in the sums alone
-            if not core.run.ledger.knows(island_id, incarnation):
+            if not core.run.books.ledger.knows(island_id, incarnation):
                 # Welcomed by an aggregator that died before version 0 was whole: there was nothing to train yet.
                 require(tokens == 0, 4, f"{island_id}.{incarnation} trained {tokens}, nothing is booked")
                 continue
-            booked = core.run.ledger.life(island_id, incarnation).last_tokens
+            booked = core.run.books.ledger.life(island_id, incarnation).last_tokens
             require(booked <= tokens, 4, f"{island_id}.{incarnation} trained {tokens}, booked are {booked}")
         ended_at_s = next((at_s for at_s, _, name, _ in simulation.trace if name == "run.ended"), float("inf"))
         unheard_from_s = ended_at_s - core.run.config.heartbeat_interval_s
         for island in simulation.islands.values():
             if not island.alive:
                 continue
-            life = core.run.ledger.life(island.core.island_id, island.core.incarnation)
+            life = core.run.books.ledger.life(island.core.island_id, island.core.incarnation)
             booked = booked_by_end.get((island.core.island_id, island.core.incarnation), 0)
             if not life.trained_tokens or island.stepped_at_s > unheard_from_s:
                 continue  # it joined when the run was over: a step that it ran before it heard so is nobody's
             late = not booked or island.core.island_id not in end.live  # and may end without a last word
             told = life.last_tokens == island.tokens or gave_up or late
             require(told, 4, f"{island.address} trained {island.tokens}, books {life}")
-            for p in core.run.moving:
+            for p in core.run.model.moving:
                 fragment = island.core.fragments[p]
                 where = f"{island.address} fragment {p}"
                 require(not fragment.outstanding, 8, f"{where} never heard of {fragment.outstanding}")
                 require(fragment.stage is Stage.IDLE, 6, f"{where} is {fragment.stage}")
-                require(fragment.version == core.run.fragments[p].version, 6, f"{where} misses versions")
-                account = core.run.ledger.account(island.core.island_id, island.core.incarnation, p)
+                require(fragment.version == core.run.model.fragments[p].version, 6, f"{where} misses versions")
+                account = core.run.books.ledger.account(island.core.island_id, island.core.incarnation, p)
                 spent = account.merged_tokens + sum(account.wasted_tokens.values())
                 require(not account.waiting, 4, f"{where} still waits: {account.waiting}")
                 # A step that ended when the run was over is booked as lost with its life, on no fragment's account.
                 what = f"{where}: {spent} accounted for of {life.trained_tokens}, {booked} before the end"
                 require(booked <= spent <= life.trained_tokens or gave_up, 4, what)
-        books = core.run.ledger.books()
+        books = core.run.books.ledger.books()
         require(books.in_flight == 0, 4, f"{books.in_flight} in flight after the flush: {books}")
-        for p in core.run.moving:
-            merged = core.run.ledger.merged_tokens(p)
+        for p in core.run.model.moving:
+            merged = core.run.books.ledger.merged_tokens(p)
             require(
                 merged == self.merged_tokens[p], 4, f"fragment {p}: ledger {merged}, commits {self.merged_tokens[p]}"
             )

@@ -165,7 +165,7 @@ async def test_a_disk_that_fails_delays_versions_and_nothing_else(bench, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(Store, "commit", failing)
         island.answering = True
-        held_up = list(bench.core.run.fragments.values())
+        held_up = list(bench.core.run.model.fragments.values())
         await until(lambda: all(f.commit and f.commit.fragment_version == 2 for f in held_up), "merges")
         await until(lambda: any(f.persist_again_at_s for f in held_up), "a failure")
         beats = bench.tokens()["trained"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.interface.events import Computed, Merge, MergeFailed, Persist, Plant
+from aggregator.interface.events import Computed, Merge, MergeFailed, Persist, Plant, Publish
 from aggregator.process.workers import Workers
 from aggregator.store import version_file
 from aggregator.store.commit_file import Damaged
@@ -135,7 +135,7 @@ class Desk:
         commit = commit_of(state_of(version), fragment_id, digest=computed.digest)
         self.workers.persist(Persist(commit=commit))
         assert (await self.done.get()).fragment_version == version
-        self.workers.settle(fragment_id, version)
+        self.workers.versions[fragment_id].settle(version)
         await asyncio.gather(*self.tasks)
         self.tasks.clear()
         return mapped
@@ -161,13 +161,18 @@ async def test_a_merge_uses_the_file_of_the_version_before_and_refuses_one_that_
             await desk.plant(0)
             await desk.plant(1)
             before = mapped_bytes() if sys.platform == "linux" else 0
-            desk.workers.durable[1].state.params.max()  # as it is read to be sent whole
+            desk.workers.versions[1].durable.state.params.max()  # as it is read to be sent whole
             desk.workers.merge(merge_of(1))
             assert await desk.durable(1) - before < 4 * SIZE, "what is looked at takes memory no longer than that"
-            durable = desk.workers.durable[0]
+            durable = desk.workers.versions[0].durable
             assert durable.state.params.base is not None, "the arrays are views of the file"
             assert not durable.state.params.flags.writeable
-            desk.workers.take_difference(0, 1)
+            digest = durable.commit.digest
+            published = Publish(fragment_id=0, fragment_version=1, digest=digest, contributions=(), base=0)
+            (step,) = desk.workers.payload(published)()
+            assert step.codec is Codec.BF16
+            with pytest.raises(AssertionError, match="not made"):
+                desk.workers.payload(published)  # a difference is handed out once
             path = commit_path(tmp_path, 0, 1)
             flip(path, path.stat().st_size - 100)
             desk.workers.merge(merge_of(2))
@@ -177,11 +182,11 @@ async def test_a_merge_uses_the_file_of_the_version_before_and_refuses_one_that_
                 r"00000001\.commit is damaged: its residual have digest .*; restore it from", failed.detail
             )
             with pytest.raises(Damaged):  # nor is it sent to a standby, or again to a broker
-                desk.workers.state_of(durable.commit)()
+                desk.workers.versions[0].read(durable.commit)()
             desk.workers.merge(merge_of(2))  # what only stores have begins anew
             assert isinstance(await desk.done.get(), Computed)
-            assert not desk.workers.durable[0].state.residual.any()
-            assert desk.workers.durable[0].state.momentum.any()
+            assert not desk.workers.versions[0].durable.state.residual.any()
+            assert desk.workers.versions[0].durable.state.momentum.any()
         finally:
             await desk.workers.close()
 
@@ -192,7 +197,7 @@ async def test_a_version_that_has_lost_bytes_gets_them_back_from_what_a_broker_h
         desk = Desk(store)
         try:
             await desk.plant(0)
-            params = desk.workers.durable[0].state.params.copy()
+            params = desk.workers.versions[0].durable.state.params.copy()
             flip(commit_path(tmp_path, 0, 0), commit_path(tmp_path, 0, 0).stat().st_size - 4 * SIZE - 100)
             for given_back in (None, (encode_tensor(params + 1, Codec.F32),)):  # other bytes are not taken
                 desk.workers.merge(replace(merge_of(1), given_back=given_back))

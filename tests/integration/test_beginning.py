@@ -25,7 +25,7 @@ def test_version_0_comes_from_the_file_and_who_joins_later_takes_the_runs(hub, t
     with join(hub, params_of(), init=model(tmp_path / "m.safetensors", dtype=np.float16)) as first:
         params, _ = first.restore(params_of(), None)
         assert {name: np.unique(array).tolist() for name, array in params.items()} == {"w": [3.0], "b": [3.0]}
-        assert hub.core.run.inputs.keys() == {"init"}
+        assert hub.core.run.origin.inputs.keys() == {"init"}
         with pytest.raises(
             ConfigError, match=r"recipe.*init is [0-9a-f]{32} at the island, and [0-9a-f]{32} in the run"
         ):
@@ -61,7 +61,7 @@ def test_a_base_is_in_no_version_and_an_island_with_another_is_told_the_first_te
     base = files(tmp_path / "base.safetensors")
     with join(hub, adapted(), kinds=OF_BASE, base=base) as first:
         first.restore(adapted(), None)
-        assert hub.core.run.manifest.tensors().keys() == {"a"}
+        assert hub.core.run.model.manifest.tensors().keys() == {"a"}
         changed = np.full((40, 30), 1.0, np.float32)
         changed[7, 3] = np.nextafter(np.float32(1), np.float32(2))
         save_file({"w": changed}, tmp_path / "other.safetensors")

@@ -26,11 +26,11 @@ def kept(hub):
 def test_they_are_kept_once_and_whoever_goes_on_with_the_store_has_them(tmp_path, monkeypatch, capsys):
     store, asked = tmp_path / "store", []
     with Hub(store, islands=2) as hub, join(hub, params_of(), files=FILES) as first:
-        wait_for(lambda: kept(hub), "files", evidence=lambda: str(hub.core.run.inputs))
+        wait_for(lambda: kept(hub), "files", evidence=lambda: str(hub.core.run.origin.inputs))
         assert model_folder.read(model_path(store)) == FILES
-        assert kept(hub) == hub.core.run.inputs["files"]
+        assert kept(hub) == hub.core.run.origin.inputs["files"]
         with join(hub, params_of(), files={"config.json": b"other"}), join(hub, params_of()):
-            assert hub.core.run.inputs["files"] == kept(hub)
+            assert hub.core.run.origin.inputs["files"] == kept(hub)
         first.leave("enough")
     before = (model_path(store) / "config.json").stat().st_ino
     with Hub(store, islands=2) as hub:
@@ -51,5 +51,5 @@ def test_what_cannot_travel_is_refused_before_the_island_joins(tmp_path):
         for name, said in (("../config.json", "no plain relative name"), ("model.safetensors", "weights travel")):
             with pytest.raises(ConfigError, match=f"files = .*{said}"):
                 join(hub, params_of(), files={name: b"x"})
-        assert hub.core.run.manifest is None
+        assert hub.core.run.model.manifest is None
     assert not model_path(tmp_path / "store").exists()

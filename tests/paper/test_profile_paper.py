@@ -213,7 +213,7 @@ def produced(step_times_s=(1.0,) * ISLANDS, **changes):
     )
     with Remembering(plan, lambda island: TASK, lambda *_: None, watching=False) as simulation:
         assert simulation.run(60.0 * STEPS)
-    manifest = simulation.aggregator.core.run.manifest
+    manifest = simulation.aggregator.core.run.model.manifest
     return config, [tuple(tensor.name for tensor in each) for each in manifest.fragments], commits
 
 

@@ -22,6 +22,7 @@ from tests.aggregator_bench import aggregator_config, initial, on_a_bench, until
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 RATE, MOMENTUM, EXPONENT = 0.7, 0.5, 0.5
+INTERVAL = 6
 
 #: Weights are a few float64 operations on small integers.
 WEIGHT_TOLERANCE = 1e-9
@@ -101,7 +102,7 @@ def test_a_real_run_agrees_with_a_plain_reference(tmp_path):
             islands=3,
             codec=Codec.BF16,
             version_codec=Codec.F32,
-            sync_interval=6,
+            sync_interval=INTERVAL,
             outer_learning_rate=RATE,
             outer_momentum=MOMENTUM,
             staleness_exponent=EXPONENT,
@@ -124,7 +125,16 @@ def test_a_real_run_agrees_with_a_plain_reference(tmp_path):
     fragments = islands["a"].manifest.fragments
     theta = {p: np.concatenate([initial(t).ravel() for t in f]).astype(np.float64) for p, f in enumerate(fragments)}
     momentum = {p: np.zeros_like(vector) for p, vector in theta.items()}
-    notes = [line["fields"] for line in read_lines(tape) if line.get("note") == "version.committed"]
+    notes, interval, ended = [], INTERVAL, {}  # round -> the interval that it ended
+    for line in read_lines(tape):
+        match line.get("note"):
+            case "interval.changed":
+                interval = line["fields"]["steps"]
+            case "round.closed":
+                ended[line["fields"]["round"]] = interval
+            case "version.committed":
+                notes.append(line["fields"])
+    before = defaultdict(lambda: INTERVAL)
     seen, checked = set(), 0
     for note in notes:
         p, version, rows = note["fragment"], note["version"], note["contributions"]
@@ -147,8 +157,13 @@ def test_a_real_run_agrees_with_a_plain_reference(tmp_path):
             deltas = np.stack([decoded(spec, c.payload[index]) for _, c in contributions])
             parts.append(merged(spec, deltas, token_weights, staleness_weights).ravel())
         step = np.concatenate(parts)
-        momentum[p] = step + MOMENTUM * momentum[p]
-        theta[p] = theta[p] - RATE * (step + MOMENTUM * momentum[p])
+        steps = ended[note["round"]]
+        kept = MOMENTUM ** (steps / INTERVAL)
+        rate = RATE * (1 - kept) / (1 - MOMENTUM)
+        kept *= min(1.0, steps / before[p])
+        before[p] = steps
+        momentum[p] = step + kept * momentum[p]
+        theta[p] = theta[p] - rate * (step + kept * momentum[p])
 
         recorded = read_recording(tmp_path / "events.payloads" / f"{note['round']:010d}.safetensors")
         assert [(part["island"], part["steps"]) for part in recorded.facts["parts"]] == [

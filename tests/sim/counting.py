@@ -120,8 +120,8 @@ def check_final_parameters(simulation: Simulation) -> None:
     """Every island that has ended has the run's last versions, bit for bit, unless all had gone when it came back."""
     store: dict[str, Any] = {}
     for leader in simulation.leaders.values():
-        manifest = leader.core.run.manifest
-        for p in leader.core.run.fragments:
+        manifest = leader.core.run.model.manifest
+        for p in leader.core.run.model.fragments:
             _, params = read_newest(leader.disk.path, p)
             start = 0
             for tensor in manifest.fragments[p]:

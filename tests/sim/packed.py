@@ -369,10 +369,10 @@ def check(seed: int) -> Simulation:
 def check_that_shards_agree(simulation: Simulation) -> None:
     """Every shard has the same lives, from the same step on, and the same data; and its own fragments alone."""
     cores = [simulation.leaders[n].core.run for n in range(simulation.plan.config.shards)]
-    lives = [{m.island_id: (m.incarnation, m.start, m.begun) for m in core.members} for core in cores]
+    lives = [{m.island_id: (m.incarnation, m.start, m.begun) for m in core.fleet.members} for core in cores]
     assert all(each == lives[0] for each in lives), lives
-    assert all(core.data.tenures() == cores[0].data.tenures() for core in cores)
-    assert all({shard_of(p, len(cores)) for p in core.fragments} == {n} for n, core in enumerate(cores))
+    assert all(core.books.data.tenures() == cores[0].books.data.tenures() for core in cores)
+    assert all({shard_of(p, len(cores)) for p in core.model.fragments} == {n} for n, core in enumerate(cores))
 
 
 def story(seed: int) -> str:

@@ -53,7 +53,7 @@ def truth() -> int:
     simulation = run(PLAN)
     assert not told(simulation, "island.doubted")
     run_ = simulation.aggregator.core.run
-    assert run_.ledger.counted_tokens() == run_.ledger.trained_tokens()
+    assert run_.books.ledger.counted_tokens() == run_.books.ledger.trained_tokens()
     return honest_tokens(simulation)
 
 

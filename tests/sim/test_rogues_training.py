@@ -44,7 +44,7 @@ def test_the_model_is_as_good_with_a_rogue_of_each_manner_as_without() -> None:
     # Other data for the same islands moves it by 0.6 %.
     assert abs(with_rogues / alone - 1) < 0.01, (with_rogues, alone)
     run = simulation.aggregator.core.run
-    for member in run.members:
+    for member in run.fleet.members:
         assert bool(member.refusals) == member.island_id.startswith("rogue-"), (member.island_id, member.refusals)
-    merged = {m: run.ledger.books(f"rogue-{m}").tokens()["merged"] for m in MISBEHAVIORS}
+    merged = {m: run.books.ledger.books(f"rogue-{m}").tokens()["merged"] for m in MISBEHAVIORS}
     assert merged[FaultKind.NAN] == merged[FaultKind.SCALE] == merged[FaultKind.GARBAGE] == 0, merged

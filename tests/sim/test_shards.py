@@ -35,7 +35,7 @@ def test_a_calm_fleet_merges_every_token_in_every_shard_as_often_as_in_one(shard
     simulation = run(steady(shards=shards))
     assert least_merged(simulation) == 1.0
     cores = [leader.core.run for leader in simulation.leaders.values()]
-    assert all(7 <= core.versions[p] <= 11 for core in cores for p in core.fragments)
+    assert all(7 <= core.versions[p] <= 11 for core in cores for p in core.model.fragments)
 
 
 def test_while_a_shard_is_frozen_islands_step_on_and_the_other_fragments_are_merged() -> None:

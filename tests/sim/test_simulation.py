@@ -133,6 +133,6 @@ def test_everybody_starts_fresh_and_those_that_restart_all_at_once_get_the_state
 def test_a_violation_names_its_invariant() -> None:
     with simulation_of(steady(2)) as simulation:
         simulation.run(5.0)
-        simulation.aggregator.core.run.ledger.life("island-0", 1).last_tokens = 0
+        simulation.aggregator.core.run.books.ledger.life("island-0", 1).last_tokens = 0
         with pytest.raises((InvariantViolation, AssertionError), match="island-0"):
             simulation.run(10.0)

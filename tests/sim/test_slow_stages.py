@@ -34,12 +34,12 @@ def test_rounds_open_as_far_apart_as_the_slower_stage_takes_and_as_before_once_i
     with simulation_of(plan) as simulation:
         simulation.run(24.0)
         run_ = simulation.aggregator.core.run
-        slow = run_.interval.steps
+        slow = run_.schedule.interval.steps
         assert slow >= 40
         simulation.plan = replace(simulation.plan, **{stage: QUICK_S})
         while run_.phase is Phase.RUNNING and simulation.now_s < LIMIT_S:
             simulation.run(simulation.now_s + 0.5)
-        assert run_.interval.steps == 24
+        assert run_.schedule.interval.steps == 24
         changes = changes_of(finish(simulation))
     assert changes[0][1]["because"].startswith("merging" if stage == "merge_s" else "writing")
 
@@ -51,7 +51,7 @@ def test_an_aggregator_that_comes_back_goes_on_with_the_interval_and_learns_agai
     first, *others = changes_of(simulation)
     assert (first[0], first[1]["was"]) == ("aggregator/1.1", 24)
     assert [said["was"] for who, said in others if who == "aggregator/2.2"][:1] in ([], [first[1]["steps"]])
-    assert simulation.aggregator.core.run.interval.steps > 40
+    assert simulation.aggregator.core.run.schedule.interval.steps > 40
 
 
 def test_rounds_of_islands_that_are_far_away_open_as_far_apart_as_three_journeys_take() -> None:
@@ -60,7 +60,7 @@ def test_rounds_of_islands_that_are_far_away_open_as_far_apart_as_three_journeys
     simulation = run(plan)
     changes = changes_of(simulation)
     assert changes[0][1]["because"].startswith("a journey takes")
-    assert 36 <= simulation.aggregator.core.run.interval.steps <= 48
+    assert 36 <= simulation.aggregator.core.run.schedule.interval.steps <= 48
     assert len(changes) <= 2
 
 

@@ -228,7 +228,7 @@ def run(name: str, seed: int, steps: int = STEPS, *, candidate: Candidate = TRUS
         assert simulation.run(20.0 * steps), f"{name}, seed {seed}: the run does not end"
         params = global_params(tasks[0].init(seed)[0], simulation.aggregator)
     odd = lying or others
-    members = simulation.aggregator.core.run.members
+    members = simulation.aggregator.core.run.fleet.members
     refused = {m.island_id: sum(n for reason, n in m.refusals.items() if reason in BLAMED) for m in members}
     caught = [at_s for at_s, who in kept_out if who in lying]
     return Result(

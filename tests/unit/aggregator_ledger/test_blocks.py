@@ -97,7 +97,7 @@ def test_nobody_is_told_of_a_block_before_it_is_durable(blocks):
 
 
 def test_a_block_that_is_trained_and_needed_no_more_ends_and_leaves_nothing(blocks):
-    blocks.books.merge(0, [data(1, 0, 16)])
+    blocks.batches.merge(0, [data(1, 0, 16)])
     present = [presence("a", block=3, released=(1,)), presence("b")]
     ended = blocks.settle(present)[0]
     assert ended.note().reached == 16
@@ -107,8 +107,8 @@ def test_a_block_that_is_trained_and_needed_no_more_ends_and_leaves_nothing(bloc
 
 @pytest.mark.parametrize(("away_s", "ends"), [(9.9, False), (10.0, True), (math.inf, True)])
 def test_what_an_absent_island_has_not_trained_goes_out_again_before_anything_new(blocks, away_s, ends):
-    blocks.books.merge(0, [data(1, 0, 5)])
-    blocks.books.wait(1, [data(1, 5, 7)])
+    blocks.batches.merge(0, [data(1, 0, 5)])
+    blocks.batches.wait(1, [data(1, 5, 7)])
     blocks.settle([presence("a", away_s=away_s, able=False), presence("b", block=2, step_time_s=2.5)])
     save(blocks, 2)
     # Four batches are 10 s of b. What was merged, or waits to be, on any fragment is not trained again.
@@ -121,7 +121,7 @@ def test_without_takeover_an_absent_island_keeps_its_block():
 
 
 def test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number(blocks):
-    blocks.books.merge(0, [data(1, 0, 5)])
+    blocks.batches.merge(0, [data(1, 0, 5)])
     ended, given_ = blocks.join("a", 10)
     save(blocks, 2)
     assert (ended.note().name, given_.note().name) == ("block.ended", "block.given")
@@ -132,18 +132,18 @@ def test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number(blo
 
 def test_the_books_of_a_block_stay_until_its_end_is_durable(blocks):
     """Else a crash between a commit without them and the record could give the same batches out again."""
-    blocks.books.merge(0, [data(1, 0, 9)])
+    blocks.batches.merge(0, [data(1, 0, 9)])
     blocks.settle([presence("a", block=3, released=(1,)), presence("b")])
     blocks.saving(2)
     blocks.saved(1)
-    assert blocks.books.slice(0) == {"1": [[0, 9]]}
+    assert blocks.batches.slice(0) == {"1": [[0, 9]]}
     blocks.saved(2)
-    assert blocks.books.slice(0) == {}
+    assert blocks.batches.slice(0) == {}
 
 
 def test_with_several_shards_a_block_ends_when_all_have_said_how_far_it_was_trained():
     made = of_two(alone=False)
-    made.books.merge(0, [data(1, 0, 4)])
+    made.batches.merge(0, [data(1, 0, 4)])
     away = [presence("a", away_s=math.inf, able=False), presence("b")]
     made.settle(away)
     assert made.nobodys() == [1]
@@ -192,7 +192,7 @@ def test_what_is_not_in_the_block_or_was_handed_over_before_is_refused(blocks):
     assert refusal(blocks, data(1, 10, 17)) is Reason.IMPLAUSIBLE
     assert refusal(blocks, data(2, 0, 4), island_id="b") is Reason.IMPLAUSIBLE
     assert refusal(blocks, data(7, 0, 4)) is Reason.SHARE_MOVED
-    blocks.books.merge(0, [data(1, 0, 4)])
+    blocks.batches.merge(0, [data(1, 0, 4)])
     assert refusal(blocks, data(1, 3, 6)) is Reason.OVERLAP
     assert refusal(blocks, data(1, 3, 6), fragment=1) is None
 
@@ -203,16 +203,16 @@ def test_batches_must_be_as_many_as_steps(blocks):
 
 
 def test_batches_that_were_merged_or_wait_are_not_taken_again(blocks):
-    blocks.books.wait(0, [data(1, 0, 4)])
+    blocks.batches.wait(0, [data(1, 0, 4)])
     assert refusal(blocks, data(1, 2, 6)) is Reason.OVERLAP
-    blocks.books.merge(0, [data(1, 0, 4)])
+    blocks.batches.merge(0, [data(1, 0, 4)])
     assert refusal(blocks, data(1, 3, 5)) is Reason.OVERLAP
     assert refusal(blocks, data(1, 4, 6)) is None
 
 
 def test_batches_that_were_refused_after_all_may_come_again_but_not_twice_in_one_contribution(blocks):
-    blocks.books.wait(0, [data(1, 0, 4)])
-    blocks.books.refuse(0, [data(1, 0, 4)])
+    blocks.batches.wait(0, [data(1, 0, 4)])
+    blocks.batches.refuse(0, [data(1, 0, 4)])
     assert refusal(blocks, data(1, 0, 4)) is None
     assert refusal(blocks, data(1, 0, 4), data(1, 3, 5)) is Reason.OVERLAP
 
@@ -226,33 +226,33 @@ def long_block():
 
 def test_an_island_that_leaves_gaps_does_not_make_every_commit_longer():
     made = long_block()
-    made.books.wait(0, [data(1, 1, 2)])  # arrived, and waits
+    made.batches.wait(0, [data(1, 1, 2)])  # arrived, and waits
     for n in range(MOST_INTERVALS + 10):
-        made.books.merge(0, [data(1, 4 * n + 2, 4 * n + 3), data(1, 4 * n + 4, 4 * n + 5)])
-    assert len(made.books.slice(0)["1"]) <= MOST_INTERVALS
-    assert made.books.slice(0)["1"][0][0] == 2
+        made.batches.merge(0, [data(1, 4 * n + 2, 4 * n + 3), data(1, 4 * n + 4, 4 * n + 5)])
+    assert len(made.batches.slice(0)["1"]) <= MOST_INTERVALS
+    assert made.batches.slice(0)["1"][0][0] == 2
     assert refusal(made, data(1, 3, 4)) is Reason.OVERLAP, "a gap that was given up"
     newest = 4 * (MOST_INTERVALS + 9) + 4
     assert refusal(made, data(1, newest - 1, newest)) is None, "a young one"
-    made.books.merge(0, [data(1, 1, 2)])
+    made.batches.merge(0, [data(1, 1, 2)])
 
 
 def test_a_gap_in_which_something_waits_is_not_given_up():
     made, late = long_block(), data(1, 1, 2)
-    made.books.merge(0, [data(1, 0, 1)])
-    made.books.wait(0, [late])
+    made.batches.merge(0, [data(1, 0, 1)])
+    made.batches.wait(0, [late])
     for n in range(1, MOST_INTERVALS + 10):
-        made.books.merge(0, [data(1, 2 * n, 2 * n + 1)])
-    made.books.merge(0, [late])
-    assert made.books.slice(0)["1"][0][0] == 0
+        made.batches.merge(0, [data(1, 2 * n, 2 * n + 1)])
+    made.batches.merge(0, [late])
+    assert made.batches.slice(0)["1"][0][0] == 0
 
 
 def test_batches_of_a_pass_of_ones_own_are_taken_and_in_no_books(blocks):
     own = data(1, OWN_PASS, OWN_PASS + 8)
     assert refusal(blocks, own) is None
-    blocks.books.wait(0, [own])
-    blocks.books.merge(0, [own])
-    assert blocks.books.reached(1) == 0
+    blocks.batches.wait(0, [own])
+    blocks.batches.merge(0, [own])
+    assert blocks.batches.reached(1) == 0
     assert refusal(blocks, own, island_id="b") is Reason.SHARE_MOVED
 
 
@@ -277,8 +277,8 @@ def test_where_the_first_island_does_not_say_places_are_batches():
 
 
 def test_a_restart_goes_on_with_numbers_that_nobody_was_given(blocks):
-    blocks.books.merge(0, [data(1, 0, 4)])
-    later = restarted(save(blocks, 2), {0: blocks.books.slice(0)})
+    blocks.batches.merge(0, [data(1, 0, 4)])
+    later = restarted(save(blocks, 2), {0: blocks.batches.slice(0)})
     assert told(later, "a") == told(blocks, "a")
     assert refusal(later, data(1, 3, 6)) is Reason.OVERLAP
     later.settle([presence("a", block=1), presence("b")])
@@ -289,10 +289,10 @@ def test_a_restart_goes_on_with_numbers_that_nobody_was_given(blocks):
 
 
 def test_of_blocks_that_ended_a_restart_remembers_nothing(blocks):
-    blocks.books.merge(0, [data(1, 0, 16)])
-    slices = {0: blocks.books.slice(0)}
+    blocks.batches.merge(0, [data(1, 0, 16)])
+    slices = {0: blocks.batches.slice(0)}
     blocks.settle([presence("a", block=3, released=(1,)), presence("b")])
-    assert restarted(save(blocks, 2), slices).books.slice(0) == {}
+    assert restarted(save(blocks, 2), slices).batches.slice(0) == {}
 
 
 class Fleet:
@@ -340,7 +340,7 @@ class Fleet:
                 last = min(first + batches, to_batch)
                 if first < last:
                     assert refusal(self.blocks, data(n, first, last), island_id=island_id) is None
-                    self.blocks.books.merge(0, [data(n, first, last)])
+                    self.blocks.batches.merge(0, [data(n, first, last)])
                     self.merged.append((first, last))
                 self.at[island_id] = (n, last)
                 if last < to_batch:
@@ -362,7 +362,7 @@ def test_whatever_islands_do_no_batch_is_merged_twice_and_what_was_lost_goes_bef
     assert all(a[1] <= b[0] for a, b in pairwise(ends)), "a batch was merged twice"
     held = [n for island_id in "abcd" for n in told(fleet.blocks, island_id)]
     assert len(held) <= 3 * 4, "blocks that are needed no more stay"
-    assert len(fleet.blocks.books.slice(0)) <= 4 * 4
+    assert len(fleet.blocks.batches.slice(0)) <= 4 * 4
     # Of all that was given, what nobody merged is in somebody's hands, or there to be given.
     fleet.settle()
     known = sorted([*ends, *((a, b) for _, a, b in held), *fleet.blocks.left])

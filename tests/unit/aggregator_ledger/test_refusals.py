@@ -5,7 +5,7 @@ import pytest
 from aggregator.interface.events import Flaw
 from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.refusals import admit, too_stale
-from aggregator.state.run import MOST_WAITING
+from aggregator.state.fragment import MOST_WAITING
 from broker.wire.messages import Contribution, DataRange, Fate, Reason, Refused, TrainedOn
 from broker.wire.ranges import StepRange
 from tests.aggregator_hand import desk, notes, resolutions, sent, steps

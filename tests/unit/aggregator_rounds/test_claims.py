@@ -74,24 +74,24 @@ def test_the_operators_word_is_enough():
     play(made, 0)
     assert made.troubles == ()
     assert [m.token_weight for m in made.contributions()] == [400.0, 400.0, 400.0, 1200.0]
-    assert made.core.run.ledger.counted_tokens() == made.tokens()["trained"] == 3 * 40 + 4 * LIE
+    assert made.core.run.books.ledger.counted_tokens() == made.tokens()["trained"] == 3 * 40 + 4 * LIE
 
 
 def test_a_restart_of_the_aggregator_forgets_neither_what_counts_nor_what_is_doubted():
     made = liars_desk(total_tokens=4 * 10 * 20)
     for first in range(0, 8, 4):
         play(made, first)
-    assert made.core.run.ledger.counted_tokens() == 320
+    assert made.core.run.books.ledger.counted_tokens() == 320
     after = made.restarted()
     after.tick()
-    assert after.core.run.ledger.counted_tokens() == 320
+    assert after.core.run.books.ledger.counted_tokens() == 320
     after.check_books()
     for island in "abc":
         after.beat(island, 8)
     after.beat("d", 8, tokens=8 * LIE)
     assert len(after.troubles) == 1
     play(after, 8)
-    assert after.core.run.ledger.counted_tokens() == 480
+    assert after.core.run.books.ledger.counted_tokens() == 480
 
 
 def test_lives_that_are_folded_keep_what_does_not_count():
@@ -100,10 +100,10 @@ def test_lives_that_are_folded_keep_what_does_not_count():
     for _ in range(12):
         made.join("d", tokens_per_step=LIE)
         made.beat("d", 4, tokens=4 * LIE)
-    assert made.core.run.ledger.past("d").doubted_tokens == 120
-    assert made.core.run.ledger.counted_tokens() == 160
+    assert made.core.run.books.ledger.past("d").doubted_tokens == 120
+    assert made.core.run.books.ledger.counted_tokens() == 160
     made.check_books()
-    assert made.restarted().core.run.ledger.counted_tokens() == 160
+    assert made.restarted().core.run.books.ledger.counted_tokens() == 160
 
 
 def test_steps_that_no_time_supports_are_told_weigh_less_and_end_no_run():
@@ -115,8 +115,8 @@ def test_steps_that_no_time_supports_are_told_weigh_less_and_end_no_run():
         made.beat("d", 400 * n)
     (note,) = notes(made.take(), "island.doubted")
     assert "more than fit into its time at 0.1 s each: they do not count" in note["detail"]
-    assert made.core.run.ledger.counted_tokens() == pytest.approx(4 * 1600, abs=20)
-    assert made.core.run.claims.pace("d") == pytest.approx(0.01, abs=0.001)
+    assert made.core.run.books.ledger.counted_tokens() == pytest.approx(4 * 1600, abs=20)
+    assert made.core.run.fleet.claims.pace("d") == pytest.approx(0.01, abs=0.001)
     assert made.phase is Phase.RUNNING
     made.check_books()
 

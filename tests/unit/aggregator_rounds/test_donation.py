@@ -64,7 +64,7 @@ def test_a_silent_a_stopped_and_a_quarantined_island_are_no_donors():
     desk.beat("a", 9, stopped=True, **FRESH)
     assert named(desk, "b") == ""
     desk.beat("a", 9, **FRESH)
-    desk.core.run.quarantine.restore({"a": [0, 1, 5.0, "outlier", 0]}, desk.now_s)
+    desk.core.run.fleet.quarantine.restore({"a": [0, 1, 5.0, "outlier", 0]}, desk.now_s)
     assert named(desk, "b") == ""
     desk.now_s += 5.0
     desk.beat("a", 9, **FRESH)

@@ -57,7 +57,7 @@ def test_other_files_of_a_later_island_keep_it_out_of_nothing_and_are_not_taken(
     made.join("b", demands=inputs_demanded({FILES: "e"}))
     made.join("c")
     assert set(made.members) == {"a", "b", "c"}
-    assert made.core.run.inputs == {FILES: "d"}
+    assert made.core.run.origin.inputs == {FILES: "d"}
 
 
 def test_one_that_has_none_or_sends_what_cannot_be_is_passed_over_for_another():

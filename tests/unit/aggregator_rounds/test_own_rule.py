@@ -103,7 +103,7 @@ def test_it_stands_in_the_place_of_trust(written):
     for n in range(20):
         play_round(made, 4 * n)
     assert not notes(made.take(), "island.quarantined")
-    assert made.core.run.trust.standing("d").agreement < 0  # which is known all the same
+    assert made.core.run.books.trust.standing("d").agreement < 0  # which is known all the same
 
 
 def test_a_run_without_one_commits_nothing_of_it():

@@ -178,7 +178,7 @@ def test_an_outage_of_one_broker_of_two_keeps_its_islands_and_opens_no_round_ane
     made = desk("a", "b", quorum=1, round_timeout_s=30.0)
     made.by["b"] = 1
     made.open_round("a", "b", step=4)
-    (round_,) = made.core.run.open_rounds.values()
+    (round_,) = made.core.run.schedule.open_rounds.values()
     opened_at_s, start_s = round_.opened_at_s, made.now_s
     for second in range(5):  # the first broker is silent
         made.now_s = start_s + second
@@ -200,7 +200,7 @@ def test_an_island_is_answered_over_the_broker_it_was_last_heard_by_and_over_all
     assert {each.by for each in of(made.beat("a", 4), agg.Send) if each.to == "a"} == {0}
     next_life = made.restarted()
     assert [each.by for each in of(next_life.log, agg.Send) if each.to == m.BROKER] == [None, None]  # a new leader
-    assert next_life.core.run.routes.to("a") is None  # heard by nobody yet: addressed through all
+    assert next_life.core.run.fleet.routes.to("a") is None  # heard by nobody yet: addressed through all
 
 
 def test_a_refusal_as_fenced_is_noted_once_for_each_broker():

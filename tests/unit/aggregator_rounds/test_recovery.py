@@ -87,8 +87,8 @@ def test_what_a_lineage_gave_up_is_remembered_through_restarts():
     assert again.versions == (7,)
     again.beat("a", 8)
     again.offer("a", 4, 8)
-    assert again.core.run.ledger.account("a", 1, 0).forgotten_tokens == 40, "the first four steps"
-    again.core.run.ledger.close_gap("a", 1, 0)
+    assert again.core.run.books.ledger.account("a", 1, 0).forgotten_tokens == 40, "the first four steps"
+    again.core.run.books.ledger.close_gap("a", 1, 0)
     assert again.tokens()["wasted"] == {"store_lost": 40}
 
 

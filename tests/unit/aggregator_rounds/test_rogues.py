@@ -128,7 +128,7 @@ def test_a_restart_of_the_aggregator_frees_nobody_and_forgets_no_norm():
     after = made.restarted()
     after.tick()
     assert after.quarantined == ["d"]
-    assert after.core.run.fragments[0].norms.record() == made.core.run.fragments[0].norms.record()
+    assert after.core.run.model.fragments[0].norms.record() == made.core.run.model.fragments[0].norms.record()
     for island in ISLANDS:
         after.beat(island, step)
     play_round(after, step, bad="c")
@@ -159,7 +159,7 @@ def test_both_can_be_switched_off():
 
 def test_a_quarantined_island_is_given_nothing_of_one_that_is_gone():
     made = desk("a", "b", "c", share_takeover_s=6.0, quarantine_s=60.0)
-    made.core.run.quarantine.restore({"b": [0, 1, 60.0, "outlier", 0]}, made.now_s)
+    made.core.run.fleet.quarantine.restore({"b": [0, 1, 60.0, "outlier", 0]}, made.now_s)
     given = []
     for n in range(8):
         made.now_s += 1.0

@@ -151,9 +151,9 @@ def test_what_a_shard_that_does_not_exist_or_an_earlier_leader_says_is_not_belie
     assert said.epoch == 2
     far = (Reached(share=1, batch=3),)
     for lie in (replace(said, shard=7, reached=far), replace(said, shard=0, reached=far), replace(said, epoch=1)):
-        serial = made.desks[0].core.run.agreed_serial
+        serial = made.desks[0].core.run.other_shards.agreed_serial
         made.desks[0].say(AGGREGATOR, replace(lie, roster_serial=serial + 100))
-        assert made.desks[0].core.run.agreed_serial == serial
+        assert made.desks[0].core.run.other_shards.agreed_serial == serial
     made.join("a")
     made.beat("a", 1)
     assert [each["reached"] for each in notes(made.said[0], "block.ended")] == [0]
@@ -215,11 +215,11 @@ def test_a_shard_that_writes_a_seed_down_takes_the_next_attempt_over_when_it_is_
     made.desks[1].writes = True
     made.join("a")
     assert made.newest_roster().seeding_id > first
-    assert made.desks[1].core.run.seeding_id == first, "what is written now must not be taken for the next one's"
+    assert made.desks[1].core.run.origin.seeding_id == first, "what is written now must not be taken for the next one's"
     made.desks[1].writing.append(writing)
     made.write(1)
     made.run_to(2 * AGAIN_S)
-    assert made.desks[1].core.run.seeding_id > first
+    assert made.desks[1].core.run.origin.seeding_id > first
     made.seed("a", 0)
     assert made.phases == [Phase.SEEDING] * 2
     made.seed("a", 1)
@@ -318,7 +318,7 @@ def test_a_disk_that_fails_for_days_makes_no_list_of_rosters_longer():
         while desk.writing:
             desk.write(fails="no space left")
     desk.tick(desk.now_s + 1.0)
-    assert len(desk.core.run.rosters) <= 4
+    assert len(desk.core.run.other_shards.rosters) <= 4
     desk.writes = True
     desk.write()
-    assert desk.core.run.rosters == []
+    assert desk.core.run.other_shards.rosters == []

@@ -185,7 +185,7 @@ def test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes(
     made.offer("b", 0, 4, base=0, round_id=1)  # too late: held while version 1 is computed
     made.compute()
     made.computes = True
-    made.core.run.fragments[0].version = 2  # as if another version had come between
+    made.core.run.model.fragments[0].version = 2  # as if another version had come between
     made.open_round("a", "b", step=8)
     made.offer("a", 4, 8)
     refused = notes(made.nothing("b"), "contribution.refused")

@@ -87,8 +87,8 @@ def test_a_restart_forgets_nothing_and_a_newcomer_begins_small():
     for n in range(20):
         play_round(made, 4 * n)
     after = made.restarted()
-    assert after.core.run.trust.record() == made.core.run.trust.record()
-    assert after.core.run.trust.factor("e") == NEWCOMER
+    assert after.core.run.books.trust.record() == made.core.run.books.trust.record()
+    assert after.core.run.books.trust.factor("e") == NEWCOMER
 
 
 def test_a_round_of_an_island_without_weight_alone_takes_no_step():
@@ -122,7 +122,7 @@ def test_a_sudden_fall_of_agreement_is_a_trouble_until_it_is_over_over_a_restart
     assert sentence.startswith("the islands' directions agree by 0.1")
     assert "begins to diverge" in sentence
     assert "outer_learning_rate" in sentence
-    assert made.core.run.course.fallen == made.restarted().core.run.course.fallen
+    assert made.core.run.books.course.fallen == made.restarted().core.run.books.course.fallen
     made.cosines = agreeing(0.4)
     while not (found := notes(made.take(), "fleet.agrees")) and step < 8000:
         play_round(made, step := step + 4)
@@ -170,6 +170,6 @@ def test_shards_share_their_verdicts():
     for shard, desk_ in enumerate(made.desks):
         told[shard] = notes(made.said[shard], "island.quarantined")
         assert [each["island"] for each in told[shard]] == ["d"], shard
-        assert desk_.core.run.trust.factor("d") == 0.0
+        assert desk_.core.run.books.trust.factor("d") == 0.0
     assert told[0][0]["detail"].endswith("shard 1 has found it")
     assert sent(made.said[1], Standings)

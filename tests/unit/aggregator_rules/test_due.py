@@ -61,7 +61,7 @@ def test_ranks_are_those_of_a_sorted_list(steps, limit):
     assert made.order == ordered
     assert made.value == twin
     assert made.below(limit) == sum(value < limit for value in twin.values())
-    assert made.lower_median() == (median_low(twin.values()) if twin else 0.0)
+    assert made.middle == (median_low(twin.values()) if twin else 0.0)
 
 
 #: It leaves, and is heard again at an earlier time, before anybody asks.
@@ -151,7 +151,7 @@ EVENTS = st.tuples(
 @given(st.lists(EVENTS, max_size=60))
 def test_who_advances_at_which_pace_and_what_is_due_is_as_if_everybody_were_asked(events):
     out, steps, now_s, twin, tokens = set(), {}, 0.0, SlowTwin(0.5), {name: i * 7 for i, name in enumerate("abcde")}
-    clock = StepClock(0.5, lambda name: name not in out)
+    clock = StepClock(0.5, lambda name, _: name not in out)
     interval, pacer, rates = 6, Pacer(range(3), 6, clock), FleetRates(clock, tokens.__getitem__)
     for name, what, more, step_time_s, wait_s in events:
         now_s += wait_s

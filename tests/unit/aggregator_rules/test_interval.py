@@ -106,7 +106,7 @@ RULES = st.tuples(st.floats(0.1, 1.5), st.floats(0.0, 0.95))
 @given(rule=RULES, recipe=st.integers(1, 100), factor=st.integers(1, 20))
 def test_a_longer_interval_forgets_by_steps_and_follows_a_lasting_direction_as_far(rule, recipe, factor):
     interval = Interval(recipe)
-    assert interval.outer_rule(rule, recipe) == rule, "the recipe's own, to the last bit"
+    assert interval.outer_rule(rule, 0) == rule, "the recipe's own, to the last bit"
     interval.steps = factor * recipe
     rate, momentum = interval.outer_rule(rule, interval.steps)
     assert momentum == pytest.approx(rule[1] ** factor, abs=1e-12)
@@ -123,14 +123,14 @@ def test_behind_a_longer_interval_its_move_counts_as_what_it_was_per_step(rule, 
 def test_merges_take_the_step_of_their_interval_and_a_leader_that_comes_back_goes_on_with_it():
     desk = desk_of(outer_learning_rate=0.7, outer_momentum=0.3)
     train(desk, 10.0, merge_s=0.5)
-    stretched = desk.core.run.interval
+    stretched = desk.core.run.schedule.interval
     assert stretched.steps > 8
     train(desk, 20.0, merge_s=0.5)
     rule = stretched.outer_rule((0.7, 0.3), stretched.steps)
     assert [each.outer_rule for each in desk.take() if isinstance(each, Merge)][-1] == pytest.approx(rule)
     again = desk.restarted(islands=2, fragments=4, sync_interval=8, max_staleness=50).core.run
-    assert again.interval.steps == stretched.steps
-    assert {fragment.interval for fragment in again.fragments.values()} == {stretched.steps}
+    assert again.schedule.interval.steps == stretched.steps
+    assert {fragment.interval for fragment in again.model.fragments.values()} == {stretched.steps}
 
 
 def train(desk, seconds, merge_s, names=("a", "b")):
@@ -144,9 +144,9 @@ def train(desk, seconds, merge_s, names=("a", "b")):
         step = int(desk.now_s * 10 + 1e-6)
         for name in names:
             desk.beat(name, step)
-            for round_ in list(desk.core.run.open_rounds.values()):
+            for round_ in list(desk.core.run.schedule.open_rounds.values()):
                 p = round_.fragment_id
-                begins = desk.core.run.ledger.account(name, 1, p).handed_over[0]
+                begins = desk.core.run.books.ledger.account(name, 1, p).handed_over[0]
                 if name in round_.owing(frozenset(names)) and begins < step:
                     desk.offer(name, begins, step, fragment=p, round_id=round_.round_id, norm=1.0)
         if not desk.computing:
@@ -177,10 +177,10 @@ def test_a_disk_that_was_full_for_a_while_is_not_taken_for_a_slow_one():
     train(desk, 2.0, merge_s=0.05)
     for _ in range(len(desk.writing)):
         desk.write(fails="no space left")
-    before_s = desk.core.run.interval.writing.service_s
+    before_s = desk.core.run.schedule.interval.writing.service_s
     desk.now_s += 100.0
     desk.tick()  # it is asked again
     desk.now_s += 0.01
     while desk.writing:
         desk.write()
-    assert desk.core.run.interval.writing.service_s < before_s + 0.01
+    assert desk.core.run.schedule.interval.writing.service_s < before_s + 0.01

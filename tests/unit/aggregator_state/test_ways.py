@@ -4,7 +4,7 @@ import asyncio
 
 from aggregator.process.broker_link import Outgoing
 from aggregator.rounds.brokers import BrokerVersions
-from aggregator.state.routes import MOST_NAMES, Routes
+from aggregator.state.fleet import MOST_NAMES, Routes
 from broker.routing.resending import REPUBLISH_S, Carried
 from broker.wire import messages as m
 from tests.aggregator_hand import Desk

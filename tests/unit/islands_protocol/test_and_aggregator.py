@@ -27,7 +27,7 @@ def test_nothing_hangs_when_every_kind_of_message_is_lost_once(monkeypatch):
     simulation = run(replace(plan, standbys=0, config=replace(plan.config, failover=False)))
     assert {m.Join, m.Heartbeat, m.Contribution, m.Want, m.FleetState, m.Version} <= {kind for _, kind in seen}
     assert simulation.now_s < 30.0, "trained for 12 s, and each loss made up for in seconds"
-    books = simulation.aggregator.core.run.ledger.books()
+    books = simulation.aggregator.core.run.books.ledger.books()
     assert books.in_flight == 0
     assert books.balanced()
 

@@ -69,7 +69,7 @@ def test_an_island_that_dies_is_waited_for_until_it_counts_as_dead_and_comes_bac
     simulation = run(SimulationPlan(seed=3, config=config, islands=tuple(islands)))
     state = simulation.aggregator.core.run
     assert state.phase is Phase.ENDED
-    rounds = state.ledger.participation().rounds
+    rounds = state.books.ledger.participation().rounds
     assert rounds[3] > 0.8 * rounds.total()
     steps = [island.step for island in simulation.islands.values()]
     assert max(steps) - min(steps) <= 8
