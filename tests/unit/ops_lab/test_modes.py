@@ -156,6 +156,26 @@ def test_every_token_is_accounted_for_whatever_befalls_the_fleet(task):
     assert np.isfinite(task.evaluate(found.params))
 
 
+def test_long_journeys_take_as_many_steps_as_they_say_and_the_run_makes_its_interval_longer(task):
+    far = {"mode": "decoupled", "islands": 2, "steps": 240, "delays_s": (3.0,)}
+    follows, stays = (run(task, cell(**far, **more)) for more in ({}, {"intervals": ((0.0, 6.0),)}))
+    # A journey of 6 steps and one or two to answer: 18 to 24 and not 6, at 2 fragments.
+    assert 240 * 2 / 24 <= follows.rounds <= 240 * 2 / 16
+    assert stays.rounds > 1.5 * follows.rounds
+    assert follows.virtual_s == pytest.approx(240, rel=0.6), "in the cell's own seconds, with the time to join"
+
+
+def test_an_interval_that_is_set_changes_rounds_and_with_them_the_outer_step(task):
+    near = {"mode": "decoupled", "islands": 2, "steps": 240, "outer_learning_rate": 0.7, "outer_momentum": 0.5}
+    begun = cell(**near, intervals=((0.0, 6.0),))
+    changed = cell(**near, intervals=((0.0, 6.0), (120.0, 24.0)))
+    usual, longer = run(task, begun), run(task, changed)
+    assert longer.rounds == pytest.approx(usual.rounds * (1 / 2 + 1 / 8), rel=0.15)
+    kept = run(task, replace(changed, outer_follows=False))
+    assert kept.rounds == longer.rounds
+    assert not np.array_equal(as_vector(kept.params), as_vector(longer.params))
+
+
 def test_chip_failures_pause_islands_and_cost_time_but_no_tokens(task):
     # One virtual second per step: pauses of some 25 s, every 26 s for each island of 1.2 M chips.
     calm, troubled = (run(task, cell(islands=4, chips=chips)) for chips in (0, 4_800_000))
