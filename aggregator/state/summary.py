@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from aggregator.rules.interval import WORTH_TELLING, journey_cost
 from aggregator.state.run import Run
 from broker.routing.directory import UNKNOWN
 from broker.wire.messages import Envelope, Heartbeat
@@ -99,6 +100,13 @@ def _island(run: Run, traffic: Traffic, island_id: str) -> dict[str, Any]:
     }
 
 
+def _journey(run: Run, now_s: float) -> dict[str, Any]:
+    """Returns what journeys take and cost, where that is worth telling."""
+    interval = run.schedule.interval
+    cost = journey_cost(len(run.fleet.members.live(now_s)), interval.journey_steps, interval.steps)
+    return {"steps": interval.journey_steps, "of": interval.steps, "cost": cost} if cost >= WORTH_TELLING else {}
+
+
 def totals(run: Run, now_s: float, traffic: Traffic | None = None) -> RunTotals:
     """Returns the totals of the run; bytes of earlier lives as far as ``traffic`` has them."""
     ledger, course, interval = run.books.ledger, run.books.course, run.schedule.interval
@@ -123,6 +131,7 @@ def totals(run: Run, now_s: float, traffic: Traffic | None = None) -> RunTotals:
         momentum_cosine=course.momentum_cosine,
         trust={name: each for name, each in run.standings().items() if each["trust"] < 1},
         interval={"steps": interval.steps, "because": interval.because} if interval.because else {},
+        journey=_journey(run, now_s),
         quarantined={
             island_id: {"for_s": round(each.until_s - now_s, 1), "reason": each.reason, "times": each.times}
             for island_id, each in run.fleet.quarantine.now(now_s).items()

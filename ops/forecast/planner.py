@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aggregator.rules.interval import JOURNEYS
+from aggregator.rules.interval import JOURNEYS, WORTH_TELLING, journey_cost
 from broker.base.errors import ConfigError
 from broker.wire.fragments import shard_of
 from broker.wire.messages import Codec
@@ -221,12 +221,13 @@ def _stale_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
 def _long_journeys(fleet: Fleet) -> list[str]:
     """Returns what latency does to H, as measured in docs/results.md (Journeys)."""
     far, asked = _far(fleet), fleet.sync_interval
-    if far <= asked:
+    cost = journey_cost(len(fleet.sites), far / JOURNEYS, max(far, asked))
+    if cost < WORTH_TELLING:
         return []
-    return [
-        f"The way there and back takes {far // JOURNEYS} steps of {asked}. What islands train meanwhile moves the "
-        f"model little: H grows to {far}, where the loss is lower."
-    ]
+    found = f"The way there and back takes {far // JOURNEYS} steps of {asked}"
+    if far > asked:
+        found += f": H grows to {far}, since what islands train meanwhile moves the model little"
+    return [f"{found}. It costs about {cost:.0%} of the loss."]
 
 
 def _far(fleet: Fleet) -> int:

@@ -45,6 +45,9 @@ def render(status: Status) -> RenderableType:
         parts += [Text(f"recipe: {recipe_line(status.totals['recipe'])}")]
     if status.totals.get("interval"):
         parts += [Text("H is {steps} for now: {because}.".format(**status.totals["interval"]), "yellow")]
+    if status.totals.get("journey"):
+        line = "A journey takes {steps:.0f} of {of} steps, which costs about {cost:.0%} of the loss."
+        parts += [Text(line.format(**status.totals["journey"]))]
     if status.evaluation is not None:
         parts += [Text(sentence(status.evaluation))]
     if status.islands:

@@ -56,6 +56,7 @@ def one_total(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "wasted_tokens": tokens["wasted"],
         "model_version": sum(each["model_version"] for each in totals),
         "interval": max((each.get("interval", {}) for each in totals), key=lambda each: each.get("steps", 0)),
+        "journey": max((each.get("journey", {}) for each in totals), key=lambda each: each.get("cost", 0)),
         "quarantined": {name: how for each in reversed(totals) for name, how in each["quarantined"].items()},
         "trust": _least_trusted(totals),
         "earlier": _most([each.get("earlier", {}) for each in totals]),

@@ -18,6 +18,7 @@ from aggregator.rules.interval import (
     SHORTEN,
     Interval,
     SerialStage,
+    journey_cost,
     next_interval,
 )
 from broker.wire.messages import Pacing
@@ -184,3 +185,13 @@ def test_a_disk_that_was_full_for_a_while_is_not_taken_for_a_slow_one():
     while desk.writing:
         desk.write()
     assert desk.core.run.schedule.interval.writing.service_s < before_s + 0.01
+
+
+@pytest.mark.parametrize(
+    ("islands", "journey", "interval", "measured"),
+    [(4, 12, 24, 0.079), (4, 6, 24, 0.0203), (4, 12, 41, 0.0266), (2, 12, 24, 0.0684)],
+)
+def test_the_cost_of_journeys_is_within_a_third_of_what_was_measured(islands, journey, interval, measured):
+    """The first is what it was fitted to: docs/results.md, journeys."""
+    assert journey_cost(islands, journey, interval) == pytest.approx(measured, rel=1 / 3)
+    assert journey_cost(1, journey, interval) == 0.0

@@ -105,6 +105,7 @@ EVERYTHING = """\
 run demo: 1 alive, 1 suspect, 1 dead, 1 left; running 50% of 40,960 tokens; trained 20,480 = merged 16,384 + wasted 96 \
 + in flight 4,000; loss 3.2500; agreement 0.31, 0.42 of successive moves; refused malformed 7, queue_full 3, stale 1
 H is 60 for now: merging takes 0.3 s a round.
+A journey takes 13 of 41 steps, which costs about 3% of the loss.
 evaluated at 12,000 tokens: loss 1.500, accuracy 0.750
 
 island state step tokens loss step time last seen sync up down sends optimizer refused
@@ -137,6 +138,7 @@ def test_the_text_has_all_that_there_is_to_say_and_of_a_plain_run_no_more():
     metrics = {"metrics": {"accuracy": 0.75, "loss": 1.5}, "better": {"loss": "min"}, "failed": {}}
     point = {"tokens": 12_000, "versions": [3, 4], "model": "ab12", "at": 1_800_000_000.0, "seconds": 0.25, **metrics}
     interval = {"steps": 60, "because": "merging takes 0.3 s a round"}
+    journey = {"steps": 12.8, "of": 41, "cost": 0.027}
     kept_out = {"b": {"for_s": 72.0, "reason": "outlier", "times": 3}}
     directions = {"agreement": 0.31, "momentum_cosine": 0.42}
     directions["trust"] = {
@@ -149,7 +151,7 @@ def test_the_text_has_all_that_there_is_to_say_and_of_a_plain_run_no_more():
         snapshot(
             brokers=brokers,
             members=of_one | {"b": member(broker="two", loss=None), "d": member(left=True)},
-            totals=[TOTALS | {"interval": interval, "quarantined": kept_out} | directions],
+            totals=[TOTALS | {"interval": interval, "journey": journey, "quarantined": kept_out} | directions],
             evaluation=point,
             **leases(14.0),
         ),
@@ -161,10 +163,10 @@ def test_the_text_has_all_that_there_is_to_say_and_of_a_plain_run_no_more():
     assert (document["totals"]["interval"], document["totals"]["quarantined"]) == (interval, kept_out)
     assert {name: document["totals"][name] for name in directions} == directions
     assert (document["evaluation"], document["brokers"]["one"]["silent"]) == (point, True)
-    plain = shown(status_of(snapshot(totals=[TOTALS | {"interval": {}}], **leases(0.4)), NOW_S))
+    plain = shown(status_of(snapshot(totals=[TOTALS | {"interval": {}, "journey": {}}], **leases(0.4)), NOW_S))
     assert not [
         word
-        for word in ("for now", "evaluated", "quarantined", "agree", "silent", "last renewed", "\x1b")
+        for word in ("for now", "journey", "evaluated", "quarantined", "agree", "silent", "last renewed", "\x1b")
         if word in plain
     ]
 
