@@ -72,7 +72,7 @@ class RunTotals:
             ``usual`` one that is expected of it (both None before it was compared), and whether it is ``new``.
         interval: Where rounds are farther apart than the recipe's sync_interval: by how many inner ``steps``, and
             ``because`` of what; empty elsewhere.
-        journey: Inner ``steps`` that a fragment is on its way, ``of`` so many in an interval, and the ``cost``: by which
+        journey: Inner ``steps`` that a fragment is on its way, ``of`` those of an interval, and the ``cost``, by which
             share of itself that raises the loss. Empty where it is below one in a hundred.
         quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
         troubles: Problems that the aggregator cannot solve by itself, each with its cure.
