@@ -60,6 +60,7 @@ def task(
     vocabulary: int = 0,
     bpe: int = 0,
     dtype: str = "float32",
+    compute: str = "",
     embeddings: str = "mean",
     optimizer: str = "adamw",
     momentum: float | None = None,
@@ -68,7 +69,7 @@ def task(
     """Returns the task that trains a language model.
 
     Args:
-        model: ``tiny``, ``small``, ``medium`` or ``large``: the shape of the transformer.
+        model: ``tiny``, ``small``, ``medium`` or ``large``, or a width and a depth such as ``384x5``.
         data: Text files, folders, token arrays, ``python:PACKAGE`` for the sources of an installed package and
             ``python:stdlib``, also when none is named, for those that came with the interpreter.
         batch: Windows per inner step.
@@ -86,6 +87,8 @@ def task(
             suits these models. The loss stays in nats per token, and a token is longer: see ``Task.describe``.
             All islands must name the same text, or their tokens mean different things.
         dtype: The dtype of the parameters: ``float32`` or ``bfloat16``.
+        compute: The dtype in which losses and gradients are computed; empty: that of the parameters. On GPUs
+            ``bfloat16`` is quick, and parameters in float32 keep what small steps add.
         embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: as matrices are, as if each
             row were a layer of its own.
         optimizer: The inner one: ``adamw``, as published, or ``muon`` for matrices with AdamW for the rest.
@@ -96,10 +99,10 @@ def task(
     Raises:
         ConfigError: If an option cannot work; it names the option and the cure.
     """
-    if model not in transformer.PRESETS:
-        raise ConfigError("model", model, f"must be one of {', '.join(transformer.PRESETS)}")
-    if dtype not in _DTYPES:
-        raise ConfigError("dtype", dtype, f"must be one of {', '.join(_DTYPES)}")
+    shape, compute = transformer.shape_of(model), compute or dtype
+    for name, value in (("dtype", dtype), ("compute", compute)):
+        if value not in _DTYPES:
+            raise ConfigError(name, value, f"must be one of {', '.join(_DTYPES)}")
     if embeddings not in _EMBEDDINGS:
         raise ConfigError("embeddings", embeddings, f"must be one of {', '.join(_EMBEDDINGS)}")
     if optimizer not in _OPTIMIZERS:
@@ -110,25 +113,27 @@ def task(
         raise ConfigError("momentum", momentum, "is that of Muon: add optimizer = muon, or leave it out")
     if momentum is not None and not 0 <= momentum < 1:
         raise ConfigError("momentum", momentum, "must be from 0 to below 1, such as 0.9 or 0.95")
-    for name, value in (("batch", batch), ("context", context), ("held_out_tokens", held_out_tokens)):
-        if value < 1:
-            raise ConfigError(name, value, "must be at least 1")
+    for name, count in (("batch", batch), ("context", context), ("held_out_tokens", held_out_tokens)):
+        if count < 1:
+            raise ConfigError(name, count, "must be at least 1")
     constants = {"weight_decay": weight_decay, "b2": b2} | ({} if momentum is None else {"beta": momentum})
     corpus = load_corpus(data, vocabulary=vocabulary, bpe=bpe)
-    config = transformer.ModelConfig(
-        vocabulary=corpus.vocabulary, experts=experts, top_k=top_k, **transformer.PRESETS[model]
-    )
+    config = transformer.ModelConfig(vocabulary=corpus.vocabulary, experts=experts, top_k=top_k, **shape)
     train_windows = Windows(corpus.train, context, vocabulary=corpus.vocabulary, sources=corpus.sources)
     held_out = Windows(
         corpus.held_out, context, vocabulary=corpus.vocabulary, sources=f"the held-out twentieth of {corpus.sources}"
     )
     losses = _held_out_losses(held_out, config, rows=batch, most=max(1, held_out_tokens // context))
+
+    def computed(params: Params) -> Params:
+        return jax.tree.map(lambda leaf: leaf.astype(_DTYPES[compute]), params)
+
     size = f", {corpus.bytes_per_token:.2f} bytes per token" if bpe else ""
     return jax_task(
         init=lambda key: transformer.init(key, config, _DTYPES[dtype]),
-        loss=lambda params, tokens: transformer.loss(params, tokens, config),
+        loss=lambda params, tokens: transformer.loss(computed(params), tokens, config),
         data=lambda share: batches(train_windows, share, batch=batch),
-        evaluate=lambda params: float(np.mean(losses(params), dtype=np.float64)),
+        evaluate=lambda params: float(np.mean(losses(computed(params)), dtype=np.float64)),
         corpus=corpus.digest,
         tokens_per_step=batch * context,
         optimizer=_OPTIMIZERS[optimizer](**constants),

@@ -86,6 +86,20 @@ PRESETS: Final[dict[str, dict[str, int]]] = {
 }
 
 
+def shape_of(model: str) -> dict[str, int]:
+    """Returns the shape of a preset, or of ``WIDTHxDEPTH``: heads 64 wide, and hidden layers of three times the width.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if model in PRESETS:
+        return PRESETS[model]
+    width, _, depth = model.partition("x")
+    if not (width.isdecimal() and depth.isdecimal()):
+        raise ConfigError("model", model, f"must be one of {', '.join(PRESETS)}, or WIDTHxDEPTH such as 384x5")
+    return {"width": int(width), "depth": int(depth), "heads": max(1, int(width) // 64), "hidden": 3 * int(width)}
+
+
 def init(key: jax.Array, config: ModelConfig, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
     """Returns fresh parameters, all of ``dtype``.
 

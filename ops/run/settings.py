@@ -94,7 +94,7 @@ class UpConfig(SupervisorConfig):
         (), "functions to evaluate it by besides: package.module:function, which takes the parameters"
     )
     model: str | None = setting(
-        None, "size of the built-in model: tiny, small, medium or large (default: small)", subject="training"
+        None, "built-in model: tiny, small, medium, large, or such as 384x5 (default: small)", subject="training"
     )
     data: tuple[str, ...] = setting(
         (), "text to train on: files, folders, .npy or .bin token arrays, python:PACKAGE (default: Python's sources)"

@@ -184,16 +184,33 @@ def test_one_path_instead_of_a_list_is_told_as_that(text):
         load_corpus(str(text))
 
 
+@pytest.mark.full("compiles for seconds")
+def test_what_is_computed_in_bfloat16_steps_parameters_in_float32(text):
+    steps = []
+    for compute in ("float32", "bfloat16"):
+        task = language.task(model="16x1", data=[text], batch=4, context=32, compute=compute, held_out_tokens=512)
+        before = jax.tree.map(np.asarray, task.init(0)[0])
+        params, _, loss = task.train(*task.init(0), next(task.data(DataShare(index=0, count=1))), Schedule(50, 100))
+        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+        update = np.concatenate([(b - a).ravel() for a, b in zip(*map(jax.tree.leaves, (before, params)), strict=True)])
+        steps.append((float(loss), task.evaluate(params), update))
+    assert steps[0][:2] == pytest.approx(steps[1][:2], rel=0.01)
+    assert np.corrcoef(steps[0][2], steps[1][2])[0, 1] > 0.9
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"model": "huge"}, "model = 'huge'"),
+        ({"model": "8x"}, "WIDTHxDEPTH such as 384x5"),
+        ({"model": "8x0"}, "depth = 0"),
         ({"embeddings": "columns"}, "embeddings = 'columns'"),
         ({"b2": 1.0}, "b2 = 1.0"),
         ({"optimizer": "muon", "momentum": 1.0}, "momentum = 1.0"),
         ({"momentum": 0.9}, "momentum = 0.9"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd'"),
         ({"dtype": "float16"}, "dtype = 'float16'"),
+        ({"compute": "float16"}, "compute = 'float16'"),
         ({"batch": 0}, "batch = 0"),
         ({"context": 0}, "context = 0"),
         ({"context": 10**6}, "raise the amount|give more"),
