@@ -87,7 +87,9 @@ PRESETS: Final[dict[str, dict[str, int]]] = {
 
 
 def shape_of(model: str) -> dict[str, int]:
-    """Returns the shape of a preset, or of ``WIDTHxDEPTH``: heads 64 wide, and hidden layers of three times the width.
+    """Returns the shape of a preset, or of ``WIDTHxDEPTH``.
+
+    Heads of the latter are 64 wide, and feed-forward networks three times as wide as the model.
 
     Raises:
         ConfigError: It is neither.

@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from typing import Any
 from broker.base.errors import ConfigError
 from broker.process.release import installed
 from broker.wire.messages import Reason
-from islands.tasks.task import held_out_loss, load_task, task_function
+from islands.tasks.task import Task, held_out_loss, load_task, task_function
 from ops.lab import decoupled, lockstep
-from ops.lab.records import Outcome, Record
+from ops.lab.records import Judge, Outcome, Record
 from ops.plans.cell import CellSettings, Mode, cell_settings, key_of, resolved
 
 #: A run diverged if its loss is this multiple of the loss before the first step, or of an early one if less.
@@ -56,6 +56,7 @@ def run_cell(
     *,
     experiment: str = "",
     varied: Mapping[str, Any] | None = None,
+    train: Callable[[Task, CellSettings, int, Judge], Outcome] | None = None,
 ) -> Record:
     """Trains one cell and returns its record.
 
@@ -66,6 +67,7 @@ def run_cell(
         seed: The seed of parameters, data order and virtual time.
         experiment: For the record.
         varied: The settings in which the cells of the experiment differ, for the record.
+        train: Carries the run out, if not the cell's own mode does.
 
     Raises:
         ConfigError: The task cannot be loaded, or refuses an option.
@@ -76,7 +78,7 @@ def run_cell(
     begins_at = held_out_loss(quick, quick.init(seed)[0])
     gc.collect()
     gc.freeze()  # loaded modules stay: the collector need not look through them again and again
-    run = decoupled.run if cell.mode is Mode.DECOUPLED else lockstep.run
+    run = train or (decoupled.run if cell.mode is Mode.DECOUPLED else lockstep.run)
     outcome = run(task, cell, seed, partial(held_out_loss, quick))
     loss = held_out_loss(task, outcome.params)
     # On the same sequences as the points before it: the loss of the record is of more.
