@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import output
 from benchmarks.fleet import peak_bytes
 from benchmarks.one_island import LAYERS, Loop, loop_of, run, run_cases, write
-from benchmarks.output import Column
+from benchmarks.output import Column, Printer
 
 COLUMNS = (
     Column(key="framework", title="framework"),
@@ -39,18 +39,17 @@ FIRST_ROWS = 64  #: of the batch with which the right one is found
 TRIES = 5  #: of each copy, of which the best counts
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> None:
     """Measures each case in processes of its own, and prints a row for it."""
     run_cases(
         args,
-        COLUMNS,
+        printer,
         "accelerator",
         one_thread=False,
         settings={"fragments": LAYERS, "sync_interval": LAYERS if args.quick else args.sync_interval},
         steps=60 if args.quick else args.steps,
         step_s=0.01 if args.quick else args.step,
     )
-    return 0
 
 
 def work(spec: dict[str, Any]) -> int:
@@ -138,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = output.parser_of("accelerator", __doc__, "--framework jax --framework torch --parameters 100M,1B")
     parser.add_argument("--parameters", type=output.numbers, default=(100_000_000, 1_000_000_000))
     parser.add_argument("--steps", type=int, default=400, help="that are timed, without and with Atoll (400)")
-    return run(parser, argv, measure, work)
+    return run(parser, argv, measure, COLUMNS, work)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from benchmarks.output import Column, Printer
 from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec
 
-STEP_S = 0.25
+STEP_S, FRAGMENTS, REPETITIONS = 0.25, 8, 5
 COLUMNS = (
     Column(key="islands", title="islands"),
     Column(key="joins_us", title="us per join", form=",.0f"),
@@ -125,33 +125,26 @@ class Fleet:
                     pass
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> None:
     """Measures every number of islands."""
-    printer = Printer(COLUMNS, as_json=args.json)
     first_us: float | None = None
     for islands in (4, 8) if args.quick else args.islands:
-        fleet = Fleet(islands, args.fragments)
+        fleet = Fleet(islands, FRAGMENTS)
         began_s = time.process_time()
         fleet.join()
         joins_us = 1e6 * (time.process_time() - began_s) / islands
         for _ in range(max(2, round(2.0 / fleet.heartbeat_s))):
             fleet.round_of_beats()  # until rounds are open
-        us = 1e6 * min(fleet.round_of_beats() for _ in range(args.repetitions))
+        us = 1e6 * min(fleet.round_of_beats() for _ in range(REPETITIONS))
         first_us = first_us or us
         rounds = len(fleet.core.run.schedule.open_rounds)
         printer.add({"islands": islands, "joins_us": joins_us, "us": us, "ratio": us / first_us, "open_rounds": rounds})
-    printer.close()
-    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = output.parser_of("core_heartbeats", __doc__, "--islands 32,128,512,1000")
-    output.add_arguments(parser)
     parser.add_argument("--islands", type=output.numbers, default=(32, 128, 512, 1000), metavar="N,N")
-    parser.add_argument("--fragments", type=int, default=8, metavar="P", help="of the model (default: 8)")
-    parser.add_argument("--repetitions", type=int, default=5, help="heartbeats of each island (default: 5)")
-    args = parser.parse_args(argv)
-    return output.guarded(measure, args)
+    return output.guarded(measure, parser.parse_args(argv), COLUMNS)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,8 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,8 @@ from broker.routing.liveness import LivenessConfig
 from broker.wire.messages import Codec
 
 HUB = ("broker", "aggregator")
+PARAMETERS, FRAGMENTS = 48_000, 8
+SETTLE_S = 3.0  #: before the first window
 
 COLUMNS = (
     Column(key="islands", title="islands"),
@@ -52,52 +53,30 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """What was counted in one stretch of time."""
-
-    seconds: float
-    heartbeats: int
-    states: int  #: that islands were told: in a quiet window, heartbeats answered
-    cpu_s: dict[str, float]
-    answers_s: list[float]
-
-    @property
-    def broker_us(self) -> float:
-        """Processor time of the broker in microseconds, for each heartbeat that came."""
-        return 1e6 * self.cpu_s["broker"] / max(1, self.heartbeats)
-
-    @property
-    def aggregator_us(self) -> float:
-        """Processor time of the aggregator in microseconds, for each that it answered: it may not keep up."""
-        return 1e6 * self.cpu_s["aggregator"] / max(1, self.states)
-
-    def percentile_ms(self, share: float) -> float | None:
-        """Returns the time within which so large a share of the heartbeats was answered; None if none was."""
-        ordered = sorted(self.answers_s)
-        return 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
-
-
 def counted(fleet: ScriptedFleet) -> tuple[int, int]:
     """Returns the heartbeats that were sent so far, and the states that islands were told."""
     return sum(island.beats for island in fleet.islands), sum(island.states for island in fleet.islands)
 
 
-async def window(hub: Hub, fleet: ScriptedFleet, work: Callable[[], Awaitable[Any]]) -> Window:
-    """Counts while something goes on."""
+async def window(hub: Hub, fleet: ScriptedFleet, work: Awaitable[Any]) -> dict[str, Any]:
+    """Returns what was counted while something went on."""
     for island in fleet.islands:
         island.answers_s.clear()
     began_s, (beats, states) = time.monotonic(), counted(fleet)
     before = {name: cpu_s(hub.pid(name)) for name in HUB}
-    await work()
+    await work
     seconds, (beats_then, states_then) = time.monotonic() - began_s, counted(fleet)
-    return Window(
-        seconds=seconds,
-        heartbeats=beats_then - beats,
-        states=states_then - states,
-        cpu_s={name: cpu_s(hub.pid(name)) - before[name] for name in HUB},
-        answers_s=[each for island in fleet.islands for each in island.answers_s],
-    )
+    broker_s, aggregator_s = (cpu_s(hub.pid(name)) - before[name] for name in HUB)
+    sent, told = beats_then - beats, states_then - states
+    answers_s = sorted(each for island in fleet.islands for each in island.answers_s)
+    return {
+        "heartbeats_per_s": sent / seconds,
+        "answered": told / max(1, sent),
+        "broker_us": 1e6 * broker_s / max(1, sent),
+        "aggregator_us": 1e6 * aggregator_s / max(1, told),  # of those that it answered: it may not keep up
+        "p50_ms": 1e3 * answers_s[len(answers_s) // 2] if answers_s else None,
+        "p99_ms": 1e3 * answers_s[99 * len(answers_s) // 100] if answers_s else None,
+    }
 
 
 def allowances(heartbeat_s: float) -> LivenessConfig:
@@ -112,73 +91,46 @@ def allowances(heartbeat_s: float) -> LivenessConfig:
 async def measured(hub: Hub, islands: int, args: argparse.Namespace) -> dict[str, Any]:
     """Returns one line, without its ratio."""
     began_s = time.monotonic()
-    payloads = Payloads(model(args.parameters), args.fragments, Codec.INT8)
+    payloads = Payloads(model(PARAMETERS), FRAGMENTS, Codec.INT8)
     async with scripted_fleet([hub.address] * islands, payloads, heartbeat_s=islands / args.rate) as fleet:
         await fleet.seeded()
         joined_s = time.monotonic() - began_s
         collect_seldom()  # else its pauses are in what the islands see
-        await asyncio.sleep(args.settle)
-        quiet = await window(hub, fleet, lambda: asyncio.sleep(args.seconds))
-        rounds = 0.0
-
-        async def some_rounds() -> None:
-            nonlocal rounds
-            rounds = await fleet.train(args.rounds * args.every, args.every)
-
-        loaded = await window(hub, fleet, some_rounds)
+        await asyncio.sleep(SETTLE_S)
+        row = {"islands": islands, "joined_s": joined_s} | await window(hub, fleet, asyncio.sleep(args.seconds))
+        training = asyncio.ensure_future(fleet.train(args.rounds * args.every, args.every))
+        loaded = await window(hub, fleet, training)
         hub.check()
-    return {
-        "islands": islands,
-        "joined_s": joined_s,
-        "heartbeats_per_s": quiet.heartbeats / quiet.seconds,
-        "answered": quiet.states / max(1, quiet.heartbeats),
-        "broker_us": quiet.broker_us,
-        "aggregator_us": quiet.aggregator_us,
-        "hub_us": quiet.broker_us + quiet.aggregator_us,
-        "p50_ms": quiet.percentile_ms(0.5),
-        "p99_ms": quiet.percentile_ms(0.99),
-        "loaded_p50_ms": loaded.percentile_ms(0.5),
-        "loaded_p99_ms": loaded.percentile_ms(0.99),
-        "rounds": rounds,
-        "pace": rounds / args.rounds,
-    }
+    row |= {f"loaded_{name}": loaded[name] for name in ("p50_ms", "p99_ms")}
+    return row | {"hub_us": row["broker_us"] + row["aggregator_us"], "pace": training.result() / args.rounds}
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> None:
     """Measures every number of islands, each at a hub of its own."""
-    printer = Printer(COLUMNS, as_json=args.json)
     counts = args.islands
     if args.quick:
-        counts, args.rate, args.seconds, args.settle = (4, 8), 40.0, 1.5, 0.2
-        args.every, args.rounds = 0.5, 4
+        counts, args.rate, args.seconds, args.every = (4, 8), 40.0, 1.5, 0.5
     first_us: float | None = None
     for islands in counts:
         with ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heartbeats-", dir=args.dir)))
-            settings = {"islands": islands, "fragments": args.fragments, "sync_interval": 1000 * args.fragments}
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heartbeats-")))
+            settings = {"islands": islands, "fragments": FRAGMENTS, "sync_interval": 1000 * FRAGMENTS}
             hub = stack.enter_context(Hub(directory, liveness=allowances(islands / args.rate), **settings))
             printer.say(f"{islands} islands")
             row = asyncio.run(measured(hub, islands, args))
         first_us = first_us or row["hub_us"]
         printer.add({**row, "ratio": row["hub_us"] / first_us})
-    printer.close()
-    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = output.parser_of("heartbeats", __doc__, "--islands 32,128,512,1000 --seconds 20")
-    output.add_arguments(parser)
     parser.add_argument("--islands", type=output.numbers, default=(32, 128, 512, 1000), metavar="N,N")
     parser.add_argument("--rate", type=float, default=250.0, help="heartbeats of all in a second (default: 250)")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a window (default: 15)")
     parser.add_argument("--every", type=float, default=8.0, help="seconds between two rounds (default: 8)")
     parser.add_argument("--rounds", type=int, default=4, help="that fall due in the second window (default: 4)")
-    parser.add_argument("--settle", type=float, default=3.0, help="seconds before the first window (default: 3)")
-    parser.add_argument("--parameters", type=int, default=48_000, help="of the model (default: 48000)")
-    parser.add_argument("--fragments", type=int, default=8, metavar="P", help="of the model (default: 8)")
-    parser.add_argument("--dir", help="where temporary stores go (default: the usual place)")
     args = parser.parse_args(argv)
-    return output.guarded(measure, args)
+    return output.guarded(measure, args, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -290,7 +290,7 @@ def slope_of(points: Sequence[tuple[float, float]]) -> dict[str, object]:
 # --- command --------------------------------------------------------------------------------------------------------
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, gaps: Printer, slopes: Printer) -> int:
     """Trains what is missing and prints the tables; returns 130 if it was interrupted."""
     ends_s = time.monotonic() + 60 * args.minutes
     if jax.local_device_count() > 1:
@@ -299,7 +299,6 @@ def measure(args: argparse.Namespace) -> int:
         args.scale, args.sizes, args.islands, args.seeds = 0.001, (min(args.sizes),), (2,), 1
     corpus = load_corpus(args.data)
     experiment, status = experiment_of(args, corpus.vocabulary), 0
-    gaps, slopes = Printer(GAPS, as_json=args.json), Printer(SLOPES, as_json=args.json)
     missing = len(due(experiment, records.read(args.out, NAME)))
     gaps.say(f"{missing} runs are missing in {args.out}; {args.minutes:g} minutes for them on {device()}")
     try:
@@ -311,13 +310,11 @@ def measure(args: argparse.Namespace) -> int:
     for printer, rows in zip((gaps, slopes), found, strict=True):
         for row in rows:
             printer.add(row)
-        printer.close()
     return status
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = output.parser_of("ladder", __doc__, "--minutes 12 --data python:stdlib,python:torch,python:transformers")
-    output.add_arguments(parser)
     parser.set_defaults(islands=(2, 4), seeds=SEEDS)
     add = parser.add_argument
     add("--minutes", type=float, default=12.0, help="no run is begun that would not end within them (12)")
@@ -328,7 +325,7 @@ def main(argv: list[str] | None = None) -> int:
     add(
         "--data", type=lambda text: text.split(","), default=(), metavar="NAME,..", help="text (default: python:stdlib)"
     )
-    return output.guarded(measure, parser.parse_args(argv))
+    return output.guarded(measure, parser.parse_args(argv), GAPS, SLOPES)
 
 
 if __name__ == "__main__":

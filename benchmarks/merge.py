@@ -2,7 +2,7 @@
 
 *x memory*: bytes per second as a share of what as many threads read from memory by themselves, in turn with it. Bytes
 are those that no merge can do without: each contribution once, as encoded, and parameters and momentum read and
-written. ``on arrival`` folds contributions one by one instead; ``not compared`` does without their cosines.
+written. ``on arrival`` folds contributions one by one instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.kernels import merge_and_step
 from aggregator.merge.layout import Source
 from aggregator.merge.lengths import measure as measure_lengths
-from aggregator.merge.outer_step import OuterStep, make_outer_step
+from aggregator.merge.outer_step import make_outer_step
 from aggregator.merge.passes import PIECE, Target, fold
 from aggregator.merge.resources import Resources
 from aggregator.process.workers import SPARE_VECTORS
@@ -115,24 +115,14 @@ def at_memory_speed(deltas: list[Vector], repetitions: int, threads: int) -> dic
                     used = [replace(part, payload=(replace(part.payload[0]),)) for part in parts]
                     for part in used:
                         measure_lengths(tensor, part.payload[0])
-                variants[f"{kind} {codec} + step"] = _merging(tensor, used, state, step, resources)
-                variants[f"{kind} {codec} not compared + step"] = _merging(tensor, used, state, step, resources, ())
+                variants[f"{kind} {codec} + step"] = partial(
+                    merge_and_step, (tensor,), used, state, step, resources=resources
+                )
             variants[f"mean {codec} on arrival + step"] = partial(on_arrival, parts)
             for name in variants:
                 counted.setdefault(name, 16.0 * size + sum(payload_bytes(part.payload) for part in parts))
         times = {name: median(seconds) for name, seconds in alternating(repetitions, variants).items()}
     return {name: (seconds, counted[name]) for name, seconds in times.items()}
-
-
-def _merging(
-    tensor: TensorSpec,
-    parts: list[Part],
-    state: FragmentState,
-    step: OuterStep,
-    resources: Resources,
-    compared: Any = None,
-) -> Callable[[], object]:
-    return lambda: merge_and_step((tensor,), parts, state, step, compared=compared, resources=resources)
 
 
 def _four(words: list[Any]) -> list[Any]:
@@ -164,14 +154,12 @@ def main(argv: list[str] | None = None) -> int:
         "--threads", type=numbers, default=(1, 2), metavar="N,N", help="of merges with their step (default: 1,2)"
     )
     parser.add_argument("--repetitions", type=int, default=5, help="of which the median counts (default: %(default)s)")
-    output.add_arguments(parser)
-    return output.guarded(measure, parser.parse_args(argv))
+    return output.guarded(measure, parser.parse_args(argv), COLUMNS)
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: output.Printer) -> None:
     """Measures every size and prints the table."""
     sizes, repetitions = ((100_000,), 1) if args.quick else (args.parameters, args.repetitions)
-    printer = output.Printer(COLUMNS, as_json=args.json)
     rng = np.random.default_rng(0)
     for parameters in sizes:
         printer.say(f"{parameters:,} parameters, {args.islands} contributions")
@@ -183,8 +171,6 @@ def measure(args: argparse.Namespace) -> int:
                 row = {"parameters": parameters, "islands": args.islands, "what": name, "threads": threads}
                 share = num_bytes / seconds / (read_bytes / read_s)
                 printer.add(row | {"ms": 1000 * seconds, "of_memory": share, "gb_per_s": num_bytes / seconds / 1e9})
-    printer.close()
-    return 0
 
 
 if __name__ == "__main__":

@@ -314,17 +314,15 @@ class Drill:
             self._observer.look()
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> int:
     """Runs the drill; with ``--strict`` returns 1 if a limit was exceeded."""
     if args.pace * CAPACITY < 10 * POLL_S:
         raise ConfigError("pace", args.pace, "must be longer, or steps are lost between two looks at them")
-    printer = Printer(COLUMNS, as_json=args.json)
-    with tempfile.TemporaryDirectory(prefix="atoll-narrowing-", dir=args.dir) as directory:
+    with tempfile.TemporaryDirectory(prefix="atoll-narrowing-") as directory:
         drill = Drill(args, Path(directory), printer)
         rows = drill.rows(drill.run())
     for row in rows:
         printer.add(row)
-    printer.close()
     said = exceeded(rows)
     for each in said:
         printer.say(each)
@@ -333,7 +331,6 @@ def measure(args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     parser = output.parser_of("narrowing", __doc__, "--narrow 60 --strict")
-    output.add_arguments(parser)
     parser.add_argument("--pace", type=float, default=0.1, help="least seconds of an inner step, of all (0.1)")
     parser.add_argument("--mbit", type=float, default=MBIT, help="rate of the link each way (12)")
     parser.add_argument("--round-trip-ms", type=float, default=40.0, help="of the link (40)")
@@ -341,11 +338,10 @@ def main(argv: list[str] | None = None) -> int:
     for name, what in (("before", "as wide as it is"), ("narrow", "narrow"), ("after", "wide again")):
         parser.add_argument(f"--{name}", type=float, default=60.0, metavar="S", help=f"seconds {what} (60)")
     parser.add_argument("--strict", action="store_true", help="fail if a limit is exceeded")
-    parser.add_argument("--dir", default=None, help="where temporary stores are written")
     args = parser.parse_args(argv)
     if args.quick:
         args.pace, args.before, args.narrow, args.after = 0.05, 3.0, 4.0, 3.0
-    return output.guarded(measure, args)
+    return output.guarded(measure, args, COLUMNS)
 
 
 if __name__ == "__main__":

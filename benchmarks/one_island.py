@@ -23,7 +23,6 @@ from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, Hub, module_command
 from benchmarks.output import Column, Printer
 from broker.base.errors import ConfigError, Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
-from ops.processes.cluster import Change
 
 LAYERS = 24  #: of a model: as many matrices of one size
 
@@ -180,7 +179,7 @@ def loop_of(framework: str, width: int) -> Loop:
 
 def run_cases(
     args: argparse.Namespace,
-    columns: Sequence[Column],
+    printer: Printer,
     module: str,
     *,
     one_thread: bool,
@@ -195,13 +194,12 @@ def run_cases(
     Raises:
         Unavailable: The process has not found anything in time, or another one has ended.
     """
-    printer = Printer(columns, as_json=args.json)
     within_s = 300 + 10 * spec["steps"] * spec["step_s"]
     for framework in args.framework or ["jax"]:
         for size in (1_000_000,) if args.quick else args.parameters:
             printer.say(f"{framework}, {size:,} parameters")
             with (
-                tempfile.TemporaryDirectory(dir=args.dir, prefix=f"atoll-{module}-") as name,
+                tempfile.TemporaryDirectory(prefix=f"atoll-{module}-") as name,
                 Hub(Path(name), islands=1, total_tokens=0, **settings) as hub,
             ):
                 out = Path(name, "worker.json")
@@ -210,16 +208,12 @@ def run_cases(
                 variables = (hub.numeric_environment() if one_thread else {}) | ROOT_ENVIRONMENT | (environment or {})
                 hub.start([ProcessSpec(name="worker", command=command, environment=variables, ends_by_itself=True)])
                 printer.add(_found(hub, out, within_s))
-    printer.close()
 
 
 def _found(hub: Hub, out: Path, within_s: float) -> dict[str, Any]:
     ends_s = time.monotonic() + within_s
     while not out.exists():
-        for event in hub.cluster.poll():
-            if event.change is not Change.STARTED and not out.exists():
-                end = last_lines(hub.cluster.log_of(event.process))
-                raise Unavailable(f"{event.detail}; its log ends:\n{end}", definite=True)
+        hub.check()
         if time.monotonic() > ends_s:
             end = last_lines(hub.cluster.log_of("worker"))
             raise Unavailable(f"the island has not trained its steps; its log ends:\n{end}", definite=True)
@@ -240,15 +234,14 @@ def write(spec: Mapping[str, Any], found: Mapping[str, Any], loop: Loop) -> int:
 def run(
     parser: argparse.ArgumentParser,
     argv: list[str] | None,
-    measure: Callable[[argparse.Namespace], int],
+    measure: Callable[[argparse.Namespace, Printer], None],
+    columns: Sequence[Column],
     work: Callable[[dict[str, Any]], int],
 ) -> int:
     """Adds the flags of both benchmarks and reads them; measures all cases, or works as the process of one."""
-    output.add_arguments(parser)
     parser.add_argument("--framework", choices=["jax", "torch"], action="append", help="repeatable (jax)")
     parser.add_argument("--step", type=float, default=0.05, help="seconds of a step (0.05)")
     parser.add_argument("--sync-interval", type=int, default=100, help="steps between two syncs of a fragment (100)")
-    parser.add_argument("--dir", default=None, help="where temporary stores are written")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.worker:
@@ -256,4 +249,4 @@ def run(
     if args.steps < 10:
         print(f"error: {ConfigError('steps', args.steps, 'must be at least 10')}", file=sys.stderr)
         return 2
-    return output.guarded(measure, args)
+    return output.guarded(measure, args, columns)

@@ -26,26 +26,33 @@ class Column:
     form: str = ""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the flags that all benchmarks share."""
-    parser.add_argument("--quick", action="store_true", help="the smallest case only, in seconds: a smoke run")
-    parser.add_argument("--json", action="store_true", help="one JSON object per row in place of the table")
-
-
 def parser_of(name: str, doc: str | None, example: str) -> argparse.ArgumentParser:
-    """Returns a parser whose help is the module's own text, with an example."""
-    return argparse.ArgumentParser(
+    """Returns a parser with the flags of all benchmarks, whose help is the module's own text, with an example."""
+    parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=doc,
         epilog=f"example:\n  python -m benchmarks.{name} {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--quick", action="store_true", help="the smallest case only, in seconds: a smoke run")
+    parser.add_argument("--json", action="store_true", help="one JSON object per row in place of the table")
+    return parser
 
 
-def guarded(measure: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Runs a benchmark; returns its exit status: 2 for a wrong setting, 1 if it could not be carried out."""
+def guarded(measure: Callable[..., int | None], args: argparse.Namespace, *tables: Sequence[Column]) -> int:
+    """Runs a benchmark; returns its exit status: 2 for a wrong setting, 1 if it could not be carried out.
+
+    Args:
+        measure: Takes the arguments and a printer for each table, which is printed when it returns; None is success.
+        args: Of the command.
+        tables: Columns of each.
+    """
+    printers = [Printer(columns, as_json=args.json) for columns in tables]
     try:
-        return measure(args)
+        status = measure(args, *printers)
+        for printer in printers:
+            printer.close()
+        return status or 0
     except KeyboardInterrupt:
         return 130
     except (ConfigError, Unavailable) as err:

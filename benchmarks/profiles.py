@@ -33,6 +33,8 @@ COLUMNS = (
     Column(key="mb_up", title="MB up", form=".1f"),
     Column(key="mb_down", title="MB down", form=".1f"),
 )
+#: So many times slower is the last one.
+ISLANDS, SLOWER = 4, 5.0
 
 
 def measured(profile: Profile, args: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -41,9 +43,9 @@ def measured(profile: Profile, args: argparse.Namespace, directory: Path) -> dic
     Raises:
         Unavailable: The run failed; with the end of what it said.
     """
-    pace = ",".join([str(args.pace)] * (args.islands - 1) + [str(args.slower * args.pace)])
-    flags = ("--profile", profile, "--islands", args.islands, "--tokens", args.tokens, "--pace", pace, "--json")
-    task = ("--model", args.model, "--run-dir", directory / profile)
+    pace = ",".join([str(args.pace)] * (ISLANDS - 1) + [str(SLOWER * args.pace)])
+    flags = ("--profile", profile, "--islands", ISLANDS, "--tokens", args.tokens, "--pace", pace, "--json")
+    task = ("--model", "tiny", "--run-dir", directory / profile)
     command = [sys.executable, "-m", "ops", "up", *map(str, (*flags, *task))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
@@ -65,34 +67,26 @@ def measured(profile: Profile, args: argparse.Namespace, directory: Path) -> dic
     }
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> None:
     """Runs every profile and prints the table."""
-    printer = Printer(COLUMNS, as_json=args.json)
     profiles = [Profile.DECOUPLED, Profile.DILOCO] if args.quick else list(Profile)
     base: float | None = None
-    with tempfile.TemporaryDirectory(prefix="atoll-profiles-", dir=args.dir) as directory:
+    with tempfile.TemporaryDirectory(prefix="atoll-profiles-") as directory:
         for profile in profiles:
             printer.say(f"up --profile {profile}")
             row = measured(profile, args, Path(directory))
             base = base or row["tokens_per_s"]
             printer.add(row | {"speed": row["tokens_per_s"] / base})
-    printer.close()
-    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = output.parser_of("profiles", __doc__, "--tokens 600000 --pace 0.05")
-    output.add_arguments(parser)
-    parser.add_argument("--islands", type=int, default=4, help="islands (default 4)")
     parser.add_argument("--tokens", type=int, default=300_000, help="tokens of every run (default 300000)")
-    parser.add_argument("--model", default="tiny", help="size of the built-in model (default tiny)")
     parser.add_argument("--pace", type=float, default=0.05, help="least seconds of an inner step (default 0.05)")
-    parser.add_argument("--slower", type=float, default=5.0, help="so many times slower is the last island (default 5)")
-    parser.add_argument("--dir", type=Path, default=None, help="where run directories are made and removed")
     args = parser.parse_args(arguments)
     if args.quick:
         args.tokens = min(args.tokens, 40_000)
-    return output.guarded(measure, args)
+    return output.guarded(measure, args, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -257,19 +257,18 @@ def row_of(case: Case, measured: Measured, base: Mapping[str, int]) -> dict[str,
     }
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> int:
     """Runs every case; with ``--strict`` returns 1 if one of them exceeds its bound of memory."""
     parameters, islands, codecs = args.parameters, args.islands, args.codec or [Codec.BF16, Codec.F32]
     rounds = args.rounds
     if args.quick:
         parameters, islands, codecs, rounds = (1_000_000,), (2,), [Codec.BF16], 3
-    printer = Printer(COLUMNS, as_json=args.json)
     within = True
 
     def run(case: Case, *, alone: bool = True) -> Measured:
         over = "a Unix socket" if case.ipc else "TCP"
         printer.say(f"{case.parameters:,} parameters, {case.islands} islands, {case.codec} up, over {over}")
-        with tempfile.TemporaryDirectory(prefix="atoll-latency-", dir=args.dir) as directory:
+        with tempfile.TemporaryDirectory(prefix="atoll-latency-") as directory:
             return run_case(case, Path(directory), alone=alone)
 
     none = Case(parameters=NO_MODEL, islands=2, fragments=args.fragments, codec=Codec.F32, rounds=rounds)
@@ -280,7 +279,6 @@ def measure(args: argparse.Namespace) -> int:
         row = row_of(case, run(case), base)
         within = within and row["aggregator_within"] and row["broker_within"]
         printer.add(row)
-    printer.close()
     if not within:
         printer.say("a process held more than its bound, see aggregator_within and broker_within of --json")
     return int(args.strict and not within)
@@ -289,7 +287,6 @@ def measure(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     example = "--parameters 1M,10M --islands 1,4,16 --codec bf16"
     parser = output.parser_of("round_latency", __doc__, example)
-    output.add_arguments(parser)
     parser.add_argument("--parameters", type=output.numbers, default=(1_000_000, 10_000_000, 100_000_000))
     parser.add_argument("--islands", type=output.numbers, default=(1, 4, 16))
     parser.add_argument("--fragments", type=int, default=8, help="P: a round moves 1/P of the model (8)")
@@ -301,8 +298,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--strict", action="store_true", help="fail if memory exceeds its bound; from 10M parameters on"
     )
-    parser.add_argument("--dir", default=None, help="where temporary stores are written: a real disk, to be honest")
-    return output.guarded(measure, parser.parse_args(argv))
+    return output.guarded(measure, parser.parse_args(argv), COLUMNS)
 
 
 if __name__ == "__main__":

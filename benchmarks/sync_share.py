@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import output
 from benchmarks.fleet import peak_bytes
 from benchmarks.one_island import LAYERS, loop_of, run, run_cases, write
-from benchmarks.output import Column
+from benchmarks.output import Column, Printer
 from broker.base.errors import ConfigError
 
 COLUMNS = (
@@ -41,7 +41,7 @@ FIXED_BYTES = 64 << 20
 MEMORY_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> None:
     """Measures each case in processes of its own, and prints a row for it."""
     processors = os.sched_getaffinity(0)
     own = None
@@ -53,7 +53,7 @@ def measure(args: argparse.Namespace) -> int:
     try:
         run_cases(
             args,
-            COLUMNS,
+            printer,
             "sync_share",
             one_thread=True,
             environment=MEMORY_ENVIRONMENT,
@@ -64,7 +64,6 @@ def measure(args: argparse.Namespace) -> int:
         )
     finally:
         os.sched_setaffinity(0, processors)
-    return 0
 
 
 def work(spec: dict[str, Any]) -> int:
@@ -113,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=600, help="of each case (600)")
     parser.add_argument("--fragments", type=int, default=24, help="of the model (24)")
     parser.add_argument("--own-core", action="store_true", help="give the training thread a processor to itself")
-    return run(parser, argv, measure, work)
+    return run(parser, argv, measure, COLUMNS, work)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def run_case(parameters: int, islands: int, codec: Codec, args: argparse.Namespa
             counted = sum(each.bytes_up + each.bytes_down for each in traffic) - before
             return ways, counted, took_s
 
-    with tempfile.TemporaryDirectory(prefix="atoll-bytes-", dir=args.dir) as directory:
+    with tempfile.TemporaryDirectory(prefix="atoll-bytes-") as directory:
         hub = Hub(
             Path(directory),
             islands=islands,
@@ -177,12 +177,11 @@ def run_case(parameters: int, islands: int, codec: Codec, args: argparse.Namespa
     }
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> int:
     """Runs every case; returns 1 if one of a million parameters or more is off by more than 2 %."""
     parameters, islands, codecs, rounds = args.parameters, args.islands, args.codec or list(Codec), args.rounds
     if args.quick:
         parameters, islands, codecs, rounds = (1_000_000,), (2,), args.codec or [Codec.BF16], 3
-    printer = Printer(COLUMNS, as_json=args.json)
     agree = True
     for count in parameters:
         for m in islands:
@@ -191,7 +190,6 @@ def measure(args: argparse.Namespace) -> int:
                 row = run_case(count, m, codec, args, rounds)
                 agree = agree and (row["agrees"] or count < 1_000_000)
                 printer.add(row)
-    printer.close()
     if not agree:
         printer.say(f"measured and closed form differ by more than {TOLERANCE:.0%}")
     return 0 if agree else 1
@@ -199,14 +197,12 @@ def measure(args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     parser = output.parser_of("wire_bytes", __doc__, "--parameters 1M,10M --islands 2,8")
-    output.add_arguments(parser)
     parser.add_argument("--parameters", type=output.numbers, default=(100_000, 1_000_000, 10_000_000))
     parser.add_argument("--islands", type=output.numbers, default=(2, 8))
     parser.add_argument("--fragments", type=int, default=8, help="P: a round moves 1/P of the model (8)")
     parser.add_argument("--rounds", type=int, default=24, help="rounds counted per case, after one to warm up (24)")
     parser.add_argument("--codec", type=Codec, action="append", help="of pseudo-gradients; repeatable (all)")
-    parser.add_argument("--dir", default=None, help="where temporary stores are written")
-    return output.guarded(measure, parser.parse_args(argv))
+    return output.guarded(measure, parser.parse_args(argv), COLUMNS)
 
 
 if __name__ == "__main__":

@@ -26,12 +26,16 @@ from dataclasses import dataclass, field, replace
 from benchmarks import output
 from benchmarks.hostile.messages import Frames, bomb, broken, valid_messages
 from benchmarks.hostile.strangers import KINDS, besiege
-from benchmarks.output import Column
+from benchmarks.output import Column, Printer
 from broker.base.errors import ConfigError
 from broker.wire.addresses import split_tcp
 from broker.wire.frames import Unreadable, decode, encode, peek
 from broker.wire.messages import Reason
 
+VISITS = (
+    Column(key="kind", title="strangers"),
+    *(Column(key=each, title=each, form=",") for each in ("visits", "hung up")),
+)
 #: What decoding may allocate: this, and so many bytes for each byte of input.
 FREE_BYTES, BYTES_PER_BYTE = 6 << 20, 32
 #: The memory of one input in so many is measured; one in so many is built to be expensive.
@@ -104,7 +108,6 @@ def _try(frames: Frames, number: int, findings: Findings, *, measured: bool) -> 
 def main(argv: list[str] | None = None) -> int:
     """Runs as a command; returns 1 if an input did what none may, or the broker could not be reached."""
     parser = output.parser_of("hostile", __doc__, "tcp://127.0.0.1:7001 --seconds 60")
-    output.add_arguments(parser)
     parser.add_argument("broker", nargs="?", help="visit this control address and the next port; else the decoder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="for the decoder (default: 1,000,000)")
@@ -112,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of visits (default: 60)")
     parser.add_argument("--at-once", type=int, default=8, help="visits, and as many that hold on (default: 8)")
     args = parser.parse_args(argv)
-    return output.guarded(_visits if args.broker else _inputs, args)
+    return output.guarded(_visits, args, VISITS) if args.broker else output.guarded(_inputs, args)
 
 
 def _inputs(args: argparse.Namespace) -> int:
@@ -135,22 +138,15 @@ def _inputs(args: argparse.Namespace) -> int:
     return 1 if found.failures else 0
 
 
-def _visits(args: argparse.Namespace) -> int:
+def _visits(args: argparse.Namespace, printer: Printer) -> None:
     host, port = split_tcp(args.broker)
     if args.at_once < 1:
         raise ConfigError("at_once", args.at_once, "must be at least 1")
     seconds = min(args.seconds, 2.0) if args.quick else args.seconds
-    columns = [
-        Column(key="kind", title="strangers"),
-        *(Column(key=each, title=each, form=",") for each in ("visits", "hung up")),
-    ]
-    printer = output.Printer(columns, as_json=args.json)
     made, hung_up = asyncio.run(besiege(host, port, seconds=seconds, at_once=args.at_once, seed=args.seed))
     for kind in KINDS:
         printer.add({"kind": kind, "visits": made[kind], "hung up": hung_up[kind]})
     printer.add({"kind": "all", "visits": made.total(), "hung up": hung_up.total()})
-    printer.close()
-    return 0
 
 
 if __name__ == "__main__":

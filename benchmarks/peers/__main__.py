@@ -125,9 +125,8 @@ def _namespace(printer: Printer) -> Iterator[Network | None]:
         yield network
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> None:
     """Runs every system for every fault, in turn, and prints a line for each system."""
-    printer = Printer(COLUMNS, as_json=args.json)
     systems = [each for each in SYSTEMS if not args.system or each.name in args.system]
     faults = [PEER] if args.quick else [PEER, COORDINATOR, NAN]
     pythons = {"": sys.executable, **dict(each.split("=", 1) for each in args.python or () if "=" in each)}
@@ -144,7 +143,7 @@ def measure(args: argparse.Namespace) -> int:
                     continue
                 printer.say(f"{system.name}, {parameters:,} parameters, then: {fault}")
                 with contextlib.ExitStack() as stack:
-                    name = stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-peers-", dir=args.dir))
+                    name = stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-peers-"))
                     network = stack.enter_context(_namespace(printer))
                     python = pythons[system.package]
                     try:
@@ -162,18 +161,15 @@ def measure(args: argparse.Namespace) -> int:
             if found[system.name]:
                 printer.add(row_of(system, total, found[system.name]))
             raw += [each | {"parameters": total} for each in found[system.name]]
-    printer.close()
     if args.raw is not None:
         output.keep(args.raw, raw)
     for each in raw:
         if each.get("failure"):
             printer.say(f"{each['system']}, {each['fault']}: {json.dumps(each['failure'])}")
-    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = output.parser_of("peers", __doc__, "--system atoll --system torchft --parameters 17.1M")
-    output.add_arguments(parser)
     names = [each.name for each in SYSTEMS]
     parser.add_argument("--system", choices=names, action="append", metavar="NAME", help=f"of {'; '.join(names)} (all)")
     parser.add_argument("--parameters", type=output.numbers, default=(17_100_000,), help="such as 1M,17.1M (17.1M)")
@@ -185,12 +181,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--python", action="append", metavar="NAME=FILE", help=PYTHON_HELP)
     parser.add_argument("--raw", type=Path, metavar="FILE", help="where every run is kept, as JSON lines (.gz)")
-    parser.add_argument("--dir", type=Path, default=None, help="where temporary stores are written")
     args = parser.parse_args(arguments)
     if args.quick:
         args.system, args.parameters = args.system or ["atoll"], (1_000_000,)
         args.seconds, args.watch, args.sync_interval = 3.0, 3.0, 16
-    return output.guarded(measure, args)
+    return output.guarded(measure, args, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, hub_command, peak_bytes, written
+from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, check, hub_command, peak_bytes, written
 from benchmarks.regions.network import Network
 from broker.base.errors import Unavailable
 from broker.gateway.config import BrokerConfig
@@ -76,9 +76,7 @@ class Running:
         """Waits; raises Unavailable with the end of the first peer's log if it does not come."""
         until_s = time.monotonic() + within_s
         while not reached():
-            for event in self._cluster.poll():
-                end = last_lines(self._cluster.log_of(event.process))
-                raise Unavailable(f"{self._system.name}: {event.detail}; its log ends:\n{end}", definite=True)
+            check(self._cluster)
             if time.monotonic() > until_s:
                 end = last_lines(self._cluster.log_of("peer-0"))
                 raise Unavailable(

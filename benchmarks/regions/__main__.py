@@ -133,29 +133,25 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, printer: Printer) -> None:
     """Runs both sides in turn; prints a line for each run."""
-    printer = Printer(COLUMNS, as_json=args.json)
     found: list[dict[str, Any]] = []
     sides = ["atoll", "data-parallel", "atoll"]
     for number, side in enumerate(sides, start=1):
         printer.say(f"run {number} of {len(sides)}: {side}")
-        with tempfile.TemporaryDirectory(prefix="atoll-regions-", dir=args.dir) as name:
+        with tempfile.TemporaryDirectory(prefix="atoll-regions-") as name:
             row = run_atoll(args, Path(name)) if side == "atoll" else run_base(args, Path(name), printer)
         found.append(row)
     base_s = median(each["seconds"] for each in found if each["side"] != "atoll" and each["seconds"] is not None)
     for row in found:
         faster = base_s / row["seconds"] if row["seconds"] is not None and base_s == base_s else None
         printer.add({**{key: value for key, value in row.items() if key != "curve"}, "speed": faster})
-    printer.close()
     if args.raw is not None:
         output.keep(args.raw, found)
-    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = output.parser_of("regions", __doc__, "--mbit 50 --loss 2.3 --raw drill.jsonl.gz")
-    output.add_arguments(parser)
     parser.add_argument("--regions", type=int, default=4, help="regions (4)")
     parser.add_argument("--round-trip-ms", type=float, default=80.0, help="between any two of them (80)")
     parser.add_argument("--mbit", type=float, default=50.0, help="rate of each region's link, each way (50)")
@@ -168,12 +164,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--base-seconds", type=float, default=1800.0, help="that the base trains at most (1800)")
     parser.add_argument("--every", type=int, default=25, help="steps of the base between two evaluations (25)")
     parser.add_argument("--raw", type=Path, metavar="FILE", help="where every curve is kept, as JSON lines (.gz)")
-    parser.add_argument("--dir", type=Path, default=None, help="where temporary stores are written")
     args = parser.parse_args(arguments)
     if args.quick:
         args.model, args.batch, args.regions, args.mbit, args.loss = "tiny", 2, 2, 200.0, 5.4
         args.seconds, args.every, args.base_seconds, args.held_out_tokens = 4.0, 5, 30.0, 4096
-    return output.guarded(measure, args)
+    return output.guarded(measure, args, COLUMNS)
 
 
 if __name__ == "__main__":

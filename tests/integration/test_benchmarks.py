@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import tempfile
 
 import pytest
 
@@ -36,35 +37,39 @@ def rows(measure, capsys, *flags):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     """Where a benchmark may write, and leaves nothing."""
-    yield str(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
     assert list(tmp_path.iterdir()) == []
 
 
 @whole
-def test_bytes_on_the_wire_agree_with_the_closed_form_within_two_percent(capsys, folder):
-    (row,) = rows(wire_bytes, capsys, "--dir", folder)
+@pytest.mark.usefixtures("folder")
+def test_bytes_on_the_wire_agree_with_the_closed_form_within_two_percent(capsys):
+    (row,) = rows(wire_bytes, capsys)
     for name in ("up_ratio", "down_ratio", "counters_ratio"):
         assert row[name] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
 
 
 @whole
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("measure", "number"),
     [(round_latency, 2), (narrowing, 3), (heartbeats, 2), (accelerator, 1), (peers, 1)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_benchmark_says_its_rows_and_leaves_nothing(measure, number, capsys, folder):
-    assert len(rows(measure, capsys, "--dir", folder)) == number
+def test_a_benchmark_says_its_rows_and_leaves_nothing(measure, number, capsys):
+    assert len(rows(measure, capsys)) == number
 
 
 @whole
+@pytest.mark.usefixtures("folder")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
-def test_two_threads_are_measured_and_a_processor_that_was_kept_for_one_is_given_back(capsys, folder):
+def test_two_threads_are_measured_and_a_processor_that_was_kept_for_one_is_given_back(capsys):
     assert {row["threads"] for row in rows(merge, capsys, "--islands", "2")} == {1, 2}
     processors = os.sched_getaffinity(0)
-    (row,) = rows(sync_share, capsys, "--own-core", "--dir", folder)
+    (row,) = rows(sync_share, capsys, "--own-core")
     assert 0 < row["sync_share"] < 1
     assert os.sched_getaffinity(0) == processors
 
@@ -113,11 +118,10 @@ def namespaces():
 
 
 @whole
-@pytest.mark.usefixtures("namespaces")
-def test_both_sides_of_the_drill_come_down_to_the_loss(capsys, tmp_path):
-    raw = tmp_path / "raw.jsonl"
-    found = rows(drill, capsys, "--dir", str(tmp_path), "--raw", str(raw), "--context", "16")
+@pytest.mark.usefixtures("folder", "namespaces")
+def test_both_sides_of_the_drill_come_down_to_the_loss(capsys, tmp_path_factory):
+    raw = tmp_path_factory.mktemp("raw") / "raw.jsonl"
+    found = rows(drill, capsys, "--raw", str(raw), "--context", "16")
     assert [row["side"] for row in found] == ["atoll", "data-parallel", "atoll"]
     assert all(row["seconds"] > 0 and row["mb_up"] > 0 for row in found)
     assert [len(json.loads(line)["curve"]) > 0 for line in raw.read_text().splitlines()] == [True] * 3
-    assert list(tmp_path.iterdir()) == [raw]
