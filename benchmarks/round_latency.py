@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -229,8 +229,12 @@ def row_of(case: Case, measured: Measured, base: Mapping[str, int]) -> dict[str,
     making_bytes = 6 * 4 * max(payloads.manifest.sizes)
     pools_bytes = round_bytes + min(SPARE_BYTES, model_bytes)
     pools_bytes += SOCKET_MESSAGES * 4 * payloads.manifest.sizes[0]  # whole, as version 0 of every fragment goes
-    aggregator_bytes = measured.peaks["aggregator"] - base["aggregator"]
-    broker_bytes = measured.peaks["broker"] - base["broker"]
+    bounds = {"aggregator": max(model_bytes, making_bytes) + pools_bytes, "broker": model_bytes + pools_bytes}
+    memory: dict[str, Any] = {}
+    for name, bound in bounds.items():
+        held = measured.peaks[name] - base[name]
+        memory |= {f"{name}_models": held / model_bytes, f"{name}_lean_models": (held - round_bytes) / model_bytes}
+        memory[f"{name}_within"] = held <= bound
     latency_s = median(each.received_s - each.opened_s for each in stages)
     tcp_s = median(measured.tcp_s)
     return {
@@ -248,12 +252,7 @@ def row_of(case: Case, measured: Measured, base: Mapping[str, int]) -> dict[str,
         "disk_ms": 1e3 * median(measured.disk_s),
         "tcp_ms": 1e3 * tcp_s,
         "times_tcp": latency_s / tcp_s,
-        "aggregator_models": aggregator_bytes / model_bytes,
-        "aggregator_lean_models": (aggregator_bytes - round_bytes) / model_bytes,
-        "aggregator_within": aggregator_bytes <= max(model_bytes, making_bytes) + pools_bytes,
-        "broker_models": broker_bytes / model_bytes,
-        "broker_lean_models": (broker_bytes - round_bytes) / model_bytes,
-        "broker_within": broker_bytes <= model_bytes + pools_bytes,
+        **memory,
     }
 
 
@@ -274,8 +273,7 @@ def measure(args: argparse.Namespace, printer: Printer) -> int:
     none = Case(parameters=NO_MODEL, islands=2, fragments=args.fragments, codec=Codec.F32, rounds=rounds)
     base = run(none, alone=False).peaks
     for count, m, codec, over in product(parameters, islands, codecs, args.over or ["tcp", "ipc"]):
-        shape = {"parameters": count, "islands": m, "fragments": args.fragments}
-        case = Case(**shape, codec=codec, rounds=rounds, ipc=over == "ipc")
+        case = replace(none, parameters=count, islands=m, codec=codec, ipc=over == "ipc")
         row = row_of(case, run(case), base)
         within = within and row["aggregator_within"] and row["broker_within"]
         printer.add(row)

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -183,13 +184,11 @@ def measure(args: argparse.Namespace, printer: Printer) -> int:
     if args.quick:
         parameters, islands, codecs, rounds = (1_000_000,), (2,), args.codec or [Codec.BF16], 3
     agree = True
-    for count in parameters:
-        for m in islands:
-            for codec in codecs:
-                printer.say(f"{count:,} parameters, {m} islands, {codec} up")
-                row = run_case(count, m, codec, args, rounds)
-                agree = agree and (row["agrees"] or count < 1_000_000)
-                printer.add(row)
+    for count, m, codec in product(parameters, islands, codecs):
+        printer.say(f"{count:,} parameters, {m} islands, {codec} up")
+        row = run_case(count, m, codec, args, rounds)
+        agree = agree and (row["agrees"] or count < 1_000_000)
+        printer.add(row)
     if not agree:
         printer.say(f"measured and closed form differ by more than {TOLERANCE:.0%}")
     return 0 if agree else 1

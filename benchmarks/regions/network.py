@@ -4,13 +4,12 @@ Nothing outside these namespaces is changed, and they are gone with this process
 make namespaces of their own. This kernel's delays (netem) are not needed either: packets are held back here. Programs
 in a region see real TCP of the kernel over a device with an address; nothing is proxied.
 
-As a process it prints the process numbers of the regions, then what passed for every line it reads, until its standard
-input ends.
+As a process it is told as JSON what to make. It prints the process numbers of the regions, then what passed for every
+line it reads, until its standard input ends.
 """
 
 from __future__ import annotations
 
-import argparse
 import array
 import contextlib
 import ctypes
@@ -27,11 +26,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from benchmarks.fleet import ROOT_ENVIRONMENT
+from benchmarks.fleet import ROOT_ENVIRONMENT, module_command
 from benchmarks.regions.links import Core, Shape
 from broker.base.errors import Unavailable
 
-MTU = 9000
+MTU = 9000  #: bytes of a packet, at most
 #: Of the carrier: a packet that leaves late because training has the processor would not be the link's doing.
 NICE = -10
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
@@ -77,16 +76,15 @@ class Network:
 
 
 @contextmanager
-def regions(number: int, *, round_trip_ms: float, mbit: float, mtu: int = MTU) -> Iterator[Network]:
-    """Makes regions for the body of a ``with`` block; packets have ``mtu`` bytes at most.
+def regions(number: int, *, round_trip_ms: float, mbit: float) -> Iterator[Network]:
+    """Makes regions for the body of a ``with`` block.
 
     Raises:
         Unavailable: This machine does not let us, with what it said.
     """
-    command = [sys.executable, "-P", "-m", "benchmarks.regions.network", "--regions", str(number)]
-    command += ["--round-trip-ms", str(round_trip_ms), "--mbit", str(mbit), "--mtu", str(mtu)]
+    told = {"regions": number, "round_trip_ms": round_trip_ms, "mbit": mbit}
     with subprocess.Popen(
-        command,
+        module_command("benchmarks.regions.network", json.dumps(told)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -157,7 +155,7 @@ def _counts(core: Core) -> dict[str, Any]:
     }
 
 
-def _hold(region: int, mtu: int, channel: socket.socket) -> None:
+def _hold(region: int, channel: socket.socket) -> None:
     """In the namespaces of a region: makes its device, hands it over, and stays until the carrier ends."""
     device = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", _DEVICE, _IFF_TUN | _IFF_NO_PI))
@@ -165,7 +163,7 @@ def _hold(region: int, mtu: int, channel: socket.socket) -> None:
         for request, text in ((_SET_ADDRESS, address(region)), (_SET_MASK, "255.255.255.0")):
             name = struct.pack("16sH2x4s8x", _DEVICE, socket.AF_INET, socket.inet_aton(text))
             fcntl.ioctl(control, request, name)
-        fcntl.ioctl(control, _SET_MTU, struct.pack("16si20x", _DEVICE, mtu))
+        fcntl.ioctl(control, _SET_MTU, struct.pack("16si20x", _DEVICE, MTU))
         for name in (_DEVICE, b"lo"):
             fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sH22x", name, _UP_AND_RUNNING))
     # Gloo takes the address that the host's name stands for.
@@ -176,12 +174,12 @@ def _hold(region: int, mtu: int, channel: socket.socket) -> None:
     channel.recv(1)  # until the carrier is gone
 
 
-def _start(region: int, mtu: int) -> tuple[subprocess.Popen[bytes], int, socket.socket]:
+def _start(region: int) -> tuple[subprocess.Popen[bytes], int, socket.socket]:
     """Returns the process that holds a region, its device, and the channel that keeps it."""
     ours, theirs = socket.socketpair()
     own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    command = ["unshare", *own, "--net", "--uts", sys.executable, "-P", "-m", "benchmarks.regions.network"]
-    command += ["--hold", str(region), "--mtu", str(mtu), "--channel", str(theirs.fileno())]
+    told = json.dumps({"hold": region, "channel": theirs.fileno()})
+    command = ["unshare", *own, "--net", "--uts", *module_command("benchmarks.regions.network", told)]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()
     data, control, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
@@ -192,26 +190,17 @@ def _start(region: int, mtu: int) -> tuple[subprocess.Popen[bytes], int, socket.
 
 def main() -> None:
     """Runs the carrier, or what holds a region."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--regions", type=int, default=4)
-    parser.add_argument("--round-trip-ms", type=float, default=80.0)
-    parser.add_argument("--mbit", type=float, default=50.0)
-    parser.add_argument("--mtu", type=int, default=MTU)
-    parser.add_argument("--hold", type=int)
-    parser.add_argument("--channel", type=int)
-    args = parser.parse_args()
-    if args.hold is not None:
-        _hold(args.hold, args.mtu, socket.socket(fileno=args.channel))
+    told = json.loads(sys.argv[1])
+    if "hold" in told:
+        _hold(told["hold"], socket.socket(fileno=told["channel"]))
         return
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    started = [_start(region, args.mtu) for region in range(args.regions)]
+    started = [_start(region) for region in range(told["regions"])]
     print(json.dumps({"pids": [process.pid for process, _, _ in started]}), flush=True)
     try:
-        _carry(
-            [device for _, device, _ in started],
-            Core(args.regions, Shape.of(round_trip_ms=args.round_trip_ms, mbit=args.mbit)),
-        )
+        shape = Shape.of(round_trip_ms=told["round_trip_ms"], mbit=told["mbit"])
+        _carry([device for _, device, _ in started], Core(told["regions"], shape))
     finally:
         for process, _, channel in started:
             channel.close()
