@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,34 +25,6 @@ from broker.base.errors import ConfigError, Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
 
 LAYERS = 24  #: of a model: as many matrices of one size
-
-
-class Loop(Protocol):
-    """A training loop of one framework."""
-
-    device: str
-    island: Any
-
-    def prepare(self, rows: int) -> None:
-        """Makes a batch of so many rows."""
-
-    def train(self) -> Any:
-        """Dispatches a step; returns its loss."""
-
-    def wait(self, loss: Any) -> None:
-        """Waits for the loss of a step."""
-
-    def change(self) -> None:
-        """Changes every matrix a little, in place of a step: a pause stands for what an accelerator computes."""
-
-    def join(self, address: str, tokens: int) -> None:
-        """Makes the loop an island, with so many tokens in a step."""
-
-    def step(self, tokens: int, loss: Any = None) -> None:
-        """Calls ``island.step``."""
-
-    def copies(self) -> tuple[Callable[[], object], Callable[[], object]]:
-        """Returns two functions, each for one matrix: to the host and to the device; both wait."""
 
 
 class JaxLoop:
@@ -83,28 +55,35 @@ class JaxLoop:
         self._change = jax.jit(lambda tree: {n: x.at[0].add(1e-3) for n, x in tree.items()}, donate_argnums=0)
 
     def prepare(self, rows: int) -> None:
+        """Makes a batch of so many rows."""
         self._batch = self._jax.random.normal(self._jax.random.key(1), (rows, self._width), self._jnp.bfloat16)
 
     def train(self) -> Any:
+        """Dispatches a step; returns its loss."""
         self._params, loss = self._train(self._params, self._batch)
         return loss
 
     def wait(self, loss: Any) -> None:
+        """Waits for the loss of a step."""
         float(loss)
 
     def change(self) -> None:
+        """Changes every matrix a little, in place of a step: a pause stands for what an accelerator computes."""
         self._params = self._jax.block_until_ready(self._change(self._params))  # type: ignore[no-untyped-call]
 
     def join(self, address: str, tokens: int) -> None:
+        """Makes the loop an island, with so many tokens in a step."""
         import islands
 
         self.island = islands.join(address, self._params, run=RUN, tokens_per_step=tokens, donor_wait_s=0.0)
         self._params = self.island.restore(self._params)[0]
 
     def step(self, tokens: int, loss: Any = None) -> None:
+        """Calls ``island.step``."""
         self._params = self.island.step(self._params, tokens=tokens, loss=loss)
 
     def copies(self) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Returns two functions, each for one matrix: to the host and to the device; both wait."""
         from islands.arrays import jax_placement
 
         leaf, value = self._params["w00"], np.ones((self._width, self._width), np.float32)
@@ -115,7 +94,7 @@ class JaxLoop:
 
 
 class TorchLoop:
-    """The same stack in PyTorch."""
+    """The same in PyTorch."""
 
     def __init__(self, width: int) -> None:
         import torch
@@ -167,6 +146,9 @@ class TorchLoop:
 
         leaf, value = TensorLeaf(self._layers[0].detach()), np.ones((self._width, self._width), np.float32)
         return lambda: leaf.copies([leaf])[0].to_host(), lambda: leaf.place(value, room=False)
+
+
+Loop = JaxLoop | TorchLoop
 
 
 def loop_of(framework: str, width: int) -> Loop:
