@@ -108,6 +108,7 @@ class Runner:
     def _start(self, waiting: Sequence[Run], scratch: Path) -> None:
         free = sorted(set(range(self.jobs)) - {each.slot for each in self._running})
         processors = sorted(os.sched_getaffinity(0))
+        alone = self.jobs >= len(processors)  # else another experiment may be at work, and would get the same ones
         for slot, run in zip(free, waiting, strict=False):
             result, log = (scratch / f"run-{slot}.{ending}" for ending in ("json", "log"))
             for left_over in (result, log):
@@ -118,7 +119,7 @@ class Runner:
                 name=f"run-{slot}",
                 command=[sys.executable, "-P", "-m", "ops.lab.worker", told, str(result)],
                 environment=_environment(),
-                cpus=(processors[slot % len(processors)],),
+                cpus=(processors[slot % len(processors)],) if alone else (),
             )
             child = Child(spec, log, now_s=time.monotonic())
             self._running.append(_Running(run=run, child=child, slot=slot, result=result))
