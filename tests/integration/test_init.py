@@ -51,7 +51,7 @@ def test_a_fleet_trains_by_the_files_as_they_are(tmp_path, capsys):
         keys, hub, *regions = said
         assert [each[0] for each in said] == ["keys", "hub", "island", "island"]
         assert start(0, *keys).wait() == 0
-        hub = start(0, *hub, "--tokens", "4000")
+        hub = start(0, *hub, "--tokens", "400000")
         islands = [start(number, *island, "--task", NUMPY_TASK) for number, island in enumerate(regions)]
         for each in (*islands, hub):
             assert each.wait(WAIT_S) == 0, each.err
