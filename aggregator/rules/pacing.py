@@ -100,7 +100,10 @@ class Pacer:
         advancing = frozenset(self._clock.advancing(now_s))
         for p, before in self._began.items():
             at = {i: self._clock.estimate(i, now_s) for i in before if self._clock.knows(i)}
-            self._began[p] = {i: step - (step - before[i]) * ratio for i, step in at.items()}
+            # An island may be behind the estimate at which its interval began: there is nothing to scale yet.
+            self._began[p] = {
+                i: step - (step - before[i]) * ratio if step > before[i] else before[i] for i, step in at.items()
+            }
             self._ends_s[p] = Ranked()
             self._unseen[p] = set(advancing)
 

@@ -123,6 +123,17 @@ def test_an_island_that_the_clock_has_forgotten_is_no_hindrance_to_another_inter
     assert fleet.pacer.progress(0, 3.0) == pytest.approx(before, abs=1e-6), "it agrees with the other as a newcomer"
 
 
+def test_an_island_that_is_slower_than_was_thought_is_not_waited_for_in_multiples_of_the_error():
+    clock = StepClock(HEARTBEAT_S)
+    pacer = Pacer([0], 8, clock)
+    clock.report("a", 100, 0.0, 0.001)
+    pacer.opened(0, 0.4)  # at 500 steps, as far as is known
+    clock.report("a", 150, 0.5, 0.01)
+    pacer.change_interval(512, 0.5)
+    clock.report("a", 500 + 512, 1.0, 0.01)
+    assert pacer.most_overdue(1.0, [0]) == 0
+
+
 @pytest.mark.parametrize("quarantined", [False, True], ids=["dead", "in quarantine"])
 def test_an_island_that_is_dead_or_in_quarantine_does_not_set_the_pace(quarantined):
     made = desk("a", "slow", islands=2, quarantine_s=1000.0)
