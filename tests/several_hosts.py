@@ -128,15 +128,15 @@ class Merges:
     def of(self, island):
         return [part for _, action, _, _ in self.made for part in action.parts if part.island_id == island]
 
-    def check(self, recipe):
+    def check(self):
         """Compares each version, before it was rounded for the wire, with the formulas."""
         assert self.made
         for tensors, action, before, after in self.made:
-            expected = reference(tensors, action, before, recipe)
+            expected = reference(tensors, action, before)
             np.testing.assert_allclose(after.exact, expected, rtol=1e-5, atol=1e-6)
 
 
-def reference(tensors, action, before, recipe):
+def reference(tensors, action, before):
     """The next version as the paper's formulas have it, in numpy and float64."""
     merged = []
     for i, tensor in enumerate(tensors):
@@ -145,5 +145,5 @@ def reference(tensors, action, before, recipe):
         merge = twin_rda if tensor.kind is Kind.RDA else twin_mean
         merged.append(np.ravel(merge(deltas, *weights)))
     delta = np.concatenate(merged)
-    momentum = delta + recipe.outer_momentum * before.momentum
-    return before.exact - recipe.outer_learning_rate * (delta + recipe.outer_momentum * momentum)
+    rate, kept = action.outer_rule
+    return before.exact - rate * (delta + kept * (delta + kept * before.momentum))

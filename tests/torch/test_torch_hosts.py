@@ -70,7 +70,6 @@ def test_two_ranks_and_an_island_of_jax_train_one_model(tmp_path, spread):
         for rank in ranks:
             assert rank.process.wait(PATIENCE_S) == 0, rank.err.read_text()[-2000:]
         other.join(WAIT_S)
-        recipe = hub.settings
     first, second = (rank.lines() for rank in ranks)
     together = [
         [{key: line[key] for key in ("step", "versions", "done", "cursor", "schedule")} for line in lines]
@@ -84,7 +83,7 @@ def test_two_ranks_and_an_island_of_jax_train_one_model(tmp_path, spread):
     assert ends[0]["sum"] == ends[1]["sum"] == pytest.approx(total, rel=1e-5)
     assert len(merges.of("a")) > 2
     assert all(isinstance(tensor, Pieced) for part in merges.of("a") for tensor in part.payload)
-    merges.check(recipe)
+    merges.check()
 
 
 def test_ranks_that_lose_one_come_back_as_one_process_and_as_two(tmp_path):
