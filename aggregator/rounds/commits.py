@@ -27,7 +27,6 @@ from aggregator.interface.notes import (
     VersionNotDurable,
 )
 from aggregator.rounds.publishing import Publishing
-from aggregator.rules.pacing import Pacer
 from aggregator.rules.trust import Agreement
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.round import Round
@@ -236,8 +235,7 @@ class Commits:
         was = interval.steps
         because = interval.follow(schedule.median_step_s(run.now_s), schedule.round_times.there_and_back_s)
         if because:
-            assert isinstance(schedule.pacer, Pacer), "fragments fall due in lockstep"
-            schedule.pacer.change_interval(interval.steps, run.now_s)
+            schedule.set_interval(interval.steps, run.now_s)
             run.note(IntervalChanged(steps=interval.steps, was=was, because=because))
             self._warn_of_rare_rounds(because)
 

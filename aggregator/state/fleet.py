@@ -72,11 +72,11 @@ class Fleet:
         return live - out if out else live
 
     def counts(self, island_id: str, now_s: float) -> bool:
-        """Whether an island is one of the :meth:`eligible`."""
+        """Returns True for an island of :meth:`eligible`."""
         return self.members.lives(island_id, now_s) and not self.quarantine.holds(island_id, now_s)
 
     def has(self, life: tuple[str, int], now_s: float) -> bool:
-        """Whether an island counts, still under the same incarnation."""
+        """Returns True while an island counts, under the incarnation that is given."""
         member = self.members.get(life[0])
         return member is not None and member.incarnation == life[1] and self.counts(life[0], now_s)
 

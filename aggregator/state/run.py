@@ -38,10 +38,10 @@ from broker.wire.messages import RECIPE, Pacing, Phase, Reason, Recipe, Roster, 
 
 
 class Record:
-    """How far the run record is durable: it is written one at a time.
+    """The serial numbers of run records: asked for, given to be written, durable.
 
-    The next one has all that was asked for meanwhile: a record is as long as the fleet is large, and islands may join
-    by the hundred.
+    One is written at a time. The next one has all that was asked for meanwhile: a record is as long as the fleet is
+    large, and islands may join by the hundred.
 
     Attributes:
         saved_serial: Of the newest one asked for.
@@ -140,6 +140,12 @@ class Schedule:
         self.open_rounds: dict[int, Round] = {}
         self.last_round_id = 0
         self.step_s, self._paced_for = 0.0, 0
+
+    def set_interval(self, steps: int, now_s: float) -> None:
+        """Goes on with another sync interval, in inner steps; not in lockstep."""
+        assert isinstance(self.pacer, Pacer), "fragments fall due in lockstep"
+        self.interval.steps = steps
+        self.pacer.change_interval(steps, now_s)
 
     def adopt(self, config: AggregatorConfig, every: tuple[int, ...], ours: tuple[int, ...]) -> None:
         """Fixes the fragments that fall due: those of all shards, and those of this one."""

@@ -114,8 +114,7 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
         assert schedule.pacer is not None
         if isinstance(schedule.pacer, Pacer):
             longest = max(fragments[p].interval for p in run.model.moving)
-            schedule.interval.steps = longest or schedule.interval.recipe_steps
-            schedule.pacer.change_interval(schedule.interval.steps, run.now_s)
+            schedule.set_interval(longest or schedule.interval.recipe_steps, run.now_s)
         schedule.pacer.resume({p: commit.round_id for p, commit in commits.items()})
         run.books.ledger.recall(record.get("lives", {}))
         run.phase = Phase.RUNNING

@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import patch
 
 from aggregator.rules.interval import Interval
-from aggregator.rules.pacing import Pacer
 from aggregator.store.layout import fragment_ids, read_newest
 from broker.base.errors import ConfigError
 from islands.arrays.reference import Reference
@@ -218,10 +217,7 @@ def global_params(like: Params, leader: Station) -> Params:
 def _set_interval(simulation: Simulation, steps: int) -> None:
     """Sets every leader's interval."""
     for leader in simulation.leaders.values():
-        schedule, now_s = leader.core.run.schedule, leader.core.run.now_s
-        assert isinstance(schedule.pacer, Pacer), "cells do not fix the schedule"
-        schedule.interval.steps = steps
-        schedule.pacer.change_interval(steps, now_s)
+        leader.core.run.schedule.set_interval(steps, leader.core.run.now_s)
 
 
 @contextmanager

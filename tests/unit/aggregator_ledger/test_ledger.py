@@ -357,3 +357,9 @@ def test_slices_of_different_times_are_one_balance(first, recalled):
     assert back.trained("a") == made.trained("a")
     assert back.merged_tokens(1) == made.merged_tokens(1)
     assert back.merged_tokens(0) == 5 * 40  # the rest of fragment 0 is lost with the commits that were not written
+
+
+@pytest.mark.parametrize("before", [{}, {"interval": 41}])
+def test_a_fragment_that_goes_back_has_the_interval_that_its_momentum_is_of(before):
+    books = {"accounts": {}, "past": {}, "tally": {"rounds": 1}}
+    assert rolled_back(books | before, books | {"interval": 96}) == books | before
