@@ -40,12 +40,11 @@ from ops.lab.statistics import ONE_SIDED, findings
 from ops.lab.worker import run_cell
 from ops.plans.cell import Mode, resolved
 from ops.plans.experiment import Comparison, Experiment, Kind, label
+from ops.plans.scaling import LAW, law_gap
 from ops.processes.numeric import compilation_cache
 from ops.text import finite
 
 NAME = "ladder"
-#: Islands -> A and alpha of the ratio of the law's losses to those of data-parallel training: A N^alpha.
-LAW = {2: (1.0353, -0.0016), 4: (1.0901, -0.0039)}
 #: Tokens in a step as the law has them for data-parallel training: 61,000 at 35 M, growing with this power of the size.
 BATCH_TOKENS, BATCH_POWER = 61_000 / 35e6**0.286, 0.286
 CONTEXT, SYNC_INTERVAL = 256, 24
@@ -254,7 +253,7 @@ def tables(experiment: Experiment, finished: Iterable[Record], text_tokens: int)
     gaps, points = list[Row](), dict[int, list[tuple[float, float]]]()
     for found, (_, (ours,), (theirs,)) in zip(findings(experiment, results), pairings, strict=True):
         settings, islands = resolved(experiment.settings_of(cells[ours])), cells[ours]["islands"]
-        (factor, power), size = LAW[islands], size_of(settings)
+        size = size_of(settings)
         loss, baseline = (
             fmean(run.loss for run in results[i].values()) if results[i] else None for i in (ours, theirs)
         )
@@ -269,7 +268,7 @@ def tables(experiment: Experiment, finished: Iterable[Record], text_tokens: int)
                 "loss": loss,
                 "gap": mean,
                 "half_width": finite(half_width),
-                "law": factor * size**power - 1,
+                "law": law_gap(size, islands),
                 "reason": found.reason,
             }
         )

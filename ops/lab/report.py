@@ -1,4 +1,4 @@
-"""The report on experiments: tables of verdicts and two kinds of plots, from records alone.
+"""The report on experiments: tables of verdicts and plots, from records alone.
 
 A page is text with blocks that are written anew, between ``<!-- lab KIND ORIGIN: NAME .. -->`` and ``<!-- end -->``:
 
@@ -6,8 +6,9 @@ A page is text with blocks that are written anew, between ``<!-- lab KIND ORIGIN
 * ORIGIN is ``published`` for claims with a source, ``own`` for the others.
 * NAME is an experiment.
 
-Images named ``NAME-loss.svg`` and ``NAME-claims.svg`` that the page shows are drawn anew: held-out loss over tokens,
-and the intervals of all claims of an experiment; ``published-claims.svg`` has the published claims of all experiments.
+Images that the page shows are drawn anew: ``NAME-loss.svg`` has held-out loss over tokens, ``NAME-claims.svg`` the
+intervals of all claims of an experiment; ``published-claims.svg`` those of the published claims of all experiments, and
+``published-law.svg`` gaps by size beside the scaling law.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from broker.base.errors import ConfigError
 from ops.lab.records import Record
 from ops.lab.statistics import Finding, Interval, Verdict, findings
 from ops.plans.experiment import Experiment, Kind, label, varying
+from ops.plans.scaling import FITTED_FROM, LAW, law_gap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _BLOCK = re.compile(r"<!-- lab (\w+) (\w+): ([\w. -]*?) -->\n.*?<!-- end -->", re.DOTALL)
-_IMAGE = re.compile(r"\]\((?:[^)]*/)?([\w.-]+)-(loss|claims)\.svg\)")
+_IMAGE = re.compile(r"\]\((?:[^)]*/)?([\w.-]+)-(loss|claims|law)\.svg\)")
 
 #: More lines than this cannot be told apart in one plot.
 LINES = 8
+#: Parameters at which the plot of the law begins.
+SMALLEST = 1e5
 
 _WORDS = {Verdict.HOLDS: "holds", Verdict.FAILS: "fails", Verdict.INCONCLUSIVE: "open", Verdict.IDENTICAL: "open"}
 _PUBLISHED = {Verdict.HOLDS: "reproduced", Verdict.FAILS: "not reproduced"}
@@ -171,10 +175,10 @@ def plots(page: str, chapters: Iterable[Chapter]) -> dict[str, bytes]:
     by_name = {each.experiment.name: each for each in chapters}
     drawn = {}
     for name, kind in dict.fromkeys(_IMAGE.findall(page)):
-        if (name, kind) == ("published", "claims"):
+        if name == "published" and kind != "loss":
             published = [f for each in by_name.values() for f in each.findings if f.comparison.published is not None]
-            svg = claims_plot(published)
-        elif name in by_name:
+            svg = claims_plot(published) if kind == "claims" else law_plot(published)
+        elif name in by_name and kind != "law":
             svg = claims_plot(by_name[name].findings) if kind == "claims" else loss_plot(by_name[name])
         else:
             raise ConfigError("page", f"{name}-{kind}.svg", "is no plot of an experiment that there is")
@@ -222,6 +226,26 @@ def claims_plot(found: Sequence[Finding]) -> bytes:
         axes.set_xlabel("candidate / baseline - 1 (%)\nbar: margin of the claim, cross: published")
         axes.set_yticks(range(len(shown)), [_short(_claim_of(each)) for each in shown])
         axes.set_ylim(max(1, len(shown)) - 0.5, -0.5)
+        return svg(figure)
+
+
+def law_plot(found: Sequence[Finding]) -> bytes:
+    """Returns a plot of gaps by parameters, with the scaling law drawn through them for each number of islands."""
+    import numpy as np
+
+    sizes = np.geomspace(SMALLEST, FITTED_FROM, 50)
+    with drawing((6.2, 3.6)) as (figure, axes):
+        for colour, islands in zip(COLOURS, LAW, strict=False):
+            law = [100 * law_gap(size, islands) for size in sizes]
+            axes.plot(sizes, law, "--", color=colour, linewidth=1, marker="x", markevery=[-1], label=f"M = {islands}")
+            for each in found:
+                if each.interval is not None and each.comparison.law[1:] == (islands,):
+                    mean, width = 100 * each.interval.mean, 100 * each.interval.half_width
+                    at = each.comparison.law[0] * (1 + 0.03 * islands)  # side by side where sizes are the same
+                    shown = width if math.isfinite(width) else None
+                    axes.errorbar(at, mean, yerr=shown, fmt="o", color=colour, capsize=3, markersize=4)
+        axes.set(xscale="log", xlabel="parameters", ylabel="gap to data-parallel training (%)")
+        axes.legend(title="dashed: the law, fitted from the cross on")
         return svg(figure)
 
 

@@ -26,11 +26,15 @@ from broker.base.errors import ConfigError
 from broker.base.settings import refuse_unknown, setting
 from broker.base.sources import from_sources
 from ops.plans.cell import CellSettings, cell_settings
+from ops.plans.scaling import LAW, law_gap
 
 _TABLES = ("run", "grid", "variants", "compare")
 
 #: Dotted setting -> scalar, or list of such.
 Cell = Mapping[str, Any]
+
+#: Published gaps are in tenths of a percent.
+ROUNDING = 0.0006
 
 #: A cell as a key of a dict.
 CellKey = tuple[tuple[str, Any], ...]
@@ -111,6 +115,7 @@ class Comparison:
         equal: The quantity that the runs of a pair must have in common for a verdict.
         ignore: Fields in which candidate and baseline may differ: rates that were chosen for each.
         published: The published value of candidate / baseline - 1.
+        law: Parameters and islands for which a law says what is published (:func:`ops.plans.scaling.law_gap`).
         source: Where the claim was published; empty for claims of our own.
         seeds: How many are run of both sides; 0: as many as of every cell. Those that both have judge it.
     """
@@ -123,6 +128,7 @@ class Comparison:
     equal: Equal = Equal.TOKENS
     ignore: tuple[str, ...] = ()
     published: float | None = None
+    law: tuple[int, ...] = ()
     source: str = ""
     seeds: int = 0
 
@@ -142,6 +148,10 @@ class Comparison:
             raise ConfigError("margin", self.margin, "is relative and must be from 0 to below 1; 0.01 is one percent")
         if self.published is not None and not self.source:
             raise ConfigError("source", self.source, "must name the source of the published figure")
+        if self.law and (len(self.law) != 2 or self.law[0] < 1 or self.law[1] not in LAW):
+            raise ConfigError("law", self.law, f"must read [parameters, islands], islands one of {sorted(LAW)}")
+        if self.law and (self.published is None or abs(self.published - law_gap(*self.law)) > ROUNDING):
+            raise ConfigError("published", self.published, f"the law says {law_gap(*self.law):.4f} of {self.law}")
 
 
 def comparison_of(table: Mapping[str, Any]) -> Comparison:

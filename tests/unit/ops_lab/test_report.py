@@ -86,6 +86,17 @@ def test_a_table_has_verdicts_and_commands_and_a_page_two_plots():
     assert report._count([(None, finding)]) == "1 claims: 1 holds."
 
 
+def test_gaps_are_drawn_beside_the_law():
+    law = CLAIM | {"law": [900_000, 2], "published": 0.013}
+    page, without = "![](published-law.svg)", chapter(pairs(0.02))
+    drawn = report.plots(page, [chapter(pairs(0.02), law)])
+    assert report.plots(page, [chapter(pairs(0.03), law)]) != drawn, "measured"
+    assert len(report.plots(page, [without])["published-law.svg"]) < len(drawn["published-law.svg"])
+    assert list(drawn) == ["published-law.svg"]
+    with pytest.raises(ConfigError, match="is no plot"):
+        report.plots("![](parity-law.svg)", [without])
+
+
 def test_a_page_that_is_there_keeps_its_text():
     chapters = [chapter(pairs(0.002, islands=2))]
     page = "# Mine\nSee below.\n<!-- lab list published: parity -->\nold\n<!-- end -->\nAnd more.\n"

@@ -73,6 +73,8 @@ def only(table, records):
         ({"candidate": {"mode": {}}}, "candidate.mode", "text"),
         ({"candidate": {"mode": "diloco"}}, "baseline", "same cells"),
         ({"source": ""}, "source", "must name"),
+        ({"law": [900_000, 3]}, "law", "islands one of [1, 2, 4]"),
+        ({"law": [900_000, 2]}, "published", "the law says 0.0128"),
     ],
 )
 def test_a_wrong_comparison_is_refused_with_field_and_cure(change, field, cure):
