@@ -227,7 +227,7 @@ def _long_journeys(fleet: Fleet) -> list[str]:
     found = f"The way there and back takes {far // JOURNEYS} steps of {asked}"
     if far > asked:
         found += f": H grows to {far}, since what islands train meanwhile moves the model little"
-    return [f"{found}. It costs about {cost:.0%} of the loss."]
+    return [f"{found}. It costs about {cost:.0%} of the loss of a small model."]
 
 
 def _far(fleet: Fleet) -> int:

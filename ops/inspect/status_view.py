@@ -46,7 +46,7 @@ def render(status: Status) -> RenderableType:
     if status.totals.get("interval"):
         parts += [Text("H is {steps} for now: {because}.".format(**status.totals["interval"]), "yellow")]
     if status.totals.get("journey"):
-        line = "A journey takes {steps:.0f} of {of} steps, which costs about {cost:.0%} of the loss."
+        line = "A journey takes {steps:.0f} of {of} steps, which costs about {cost:.0%} of the loss of a small model."
         parts += [Text(line.format(**status.totals["journey"]))]
     if status.evaluation is not None:
         parts += [Text(sentence(status.evaluation))]

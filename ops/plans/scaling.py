@@ -1,4 +1,4 @@
-"""The gap between islands and data-parallel training by the scaling laws for DiLoCo (arXiv 2503.09799)."""
+"""The gap between islands and data-parallel training by the scaling laws (arXiv 2503.09799)."""
 
 from __future__ import annotations
 

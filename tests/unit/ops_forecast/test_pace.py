@@ -227,12 +227,12 @@ def test_at_a_fast_pace_staleness_is_allowed_by_seconds():
     ("latency_s", "told"),
     [
         (1.9, []),
-        (7.9, ["The way there and back takes 8 steps of 24. It costs about 3% of the loss."]),
+        (7.9, ["The way there and back takes 8 steps of 24. It costs about 3% of the loss of a small model."]),
         (
             8.1,
             [
                 "The way there and back takes 9 steps of 24: H grows to 27, since what islands train meanwhile moves "
-                "the model little. It costs about 3% of the loss."
+                "the model little. It costs about 3% of the loss of a small model."
             ],
         ),
     ],

@@ -105,7 +105,7 @@ EVERYTHING = """\
 run demo: 1 alive, 1 suspect, 1 dead, 1 left; running 50% of 40,960 tokens; trained 20,480 = merged 16,384 + wasted 96 \
 + in flight 4,000; loss 3.2500; agreement 0.31, 0.42 of successive moves; refused malformed 7, queue_full 3, stale 1
 H is 60 for now: merging takes 0.3 s a round.
-A journey takes 13 of 41 steps, which costs about 3% of the loss.
+A journey takes 13 of 41 steps, which costs about 3% of the loss of a small model.
 evaluated at 12,000 tokens: loss 1.500, accuracy 0.750
 
 island state step tokens loss step time last seen sync up down sends optimizer refused
