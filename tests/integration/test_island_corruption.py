@@ -11,6 +11,7 @@ import pytest
 
 from islands.arrays.placement import Placement
 from tests.hub import WAIT_S, Hub
+from tests.local_run import wait_for
 from tests.training_loops import join, params_of, stored, train
 
 pytestmark = pytest.mark.usefixtures("seats_of_its_own")
@@ -52,6 +53,7 @@ def test_an_island_process_whose_reference_changes_finds_it_names_it_and_mends_i
             with join(hub, params_of(), island_id="a") as island:
                 params, _ = island.restore(params_of())
                 said = pool.submit(process.communicate, timeout=WAIT_S)
+                wait_for(lambda: hub.member("b"), "second island", evidence=lambda: str(process.poll()))
                 final = island.close(train(island, params))
             log = said.result()[1]
         finally:
