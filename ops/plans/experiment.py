@@ -33,9 +33,6 @@ _TABLES = ("run", "grid", "variants", "compare")
 #: Dotted setting -> scalar, or list of such.
 Cell = Mapping[str, Any]
 
-#: Published gaps are in tenths of a percent.
-ROUNDING = 0.0006
-
 #: A cell as a key of a dict.
 CellKey = tuple[tuple[str, Any], ...]
 
@@ -115,7 +112,7 @@ class Comparison:
         equal: The quantity that the runs of a pair must have in common for a verdict.
         ignore: Fields in which candidate and baseline may differ: rates that were chosen for each.
         published: The published value of candidate / baseline - 1.
-        law: Parameters and islands for which a law says what is published (:func:`ops.plans.scaling.law_gap`).
+        law: Parameters and islands of which the scaling law says what is published (:mod:`ops.plans.scaling`).
         source: Where the claim was published; empty for claims of our own.
         seeds: How many are run of both sides; 0: as many as of every cell. Those that both have judge it.
     """
@@ -150,8 +147,8 @@ class Comparison:
             raise ConfigError("source", self.source, "must name the source of the published figure")
         if self.law and (len(self.law) != 2 or self.law[0] < 1 or self.law[1] not in LAW):
             raise ConfigError("law", self.law, f"must read [parameters, islands], islands one of {sorted(LAW)}")
-        if self.law and (self.published is None or abs(self.published - law_gap(*self.law)) > ROUNDING):
-            raise ConfigError("published", self.published, f"the law says {law_gap(*self.law):.4f} of {self.law}")
+        if self.law:  # in tenths of a percent, as gaps are published
+            object.__setattr__(self, "published", round(law_gap(*self.law), 3))
 
 
 def comparison_of(table: Mapping[str, Any]) -> Comparison:

@@ -87,7 +87,7 @@ def test_a_table_has_verdicts_and_commands_and_a_page_two_plots():
 
 
 def test_gaps_are_drawn_beside_the_law():
-    law = CLAIM | {"law": [900_000, 2], "published": 0.013}
+    law = CLAIM | {"law": [900_000, 2]}
     page, without = "![](published-law.svg)", chapter(pairs(0.02))
     drawn = report.plots(page, [chapter(pairs(0.02), law)])
     assert report.plots(page, [chapter(pairs(0.03), law)]) != drawn, "measured"
