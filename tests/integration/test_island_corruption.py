@@ -16,22 +16,27 @@ from tests.training_loops import join, params_of, stored, train
 
 pytestmark = pytest.mark.usefixtures("seats_of_its_own")
 
-#: A training loop that flips a bit of its own island's reference, as memory may, and ends as the run does.
+#: Between steps, until all is found: the first merge of a new process takes seconds, and tokens have to last so long.
+PAUSE_S = 0.03
+#: A training loop that flips a bit of its own island's reference, as memory may, and ends as the run does. Each time it
+#: trains until that is mended: the same bit twice would be right again.
 ISLAND = """
 import sys
 import numpy as np
 import islands
-from tests.training_loops import TOKENS, join, numpy_step, params_of, train
+from tests.integration.test_island_corruption import PAUSE_S
+from tests.training_loops import join, params_of, train
 class Hub: address = sys.argv[1]
 islands.log_to_stderr()
 params = params_of(2.0)
 with join(Hub, params, island_id="b") as island:
     params, _ = island.restore(params)
-    for _ in range(6):
-        params = train(island, params, until=lambda at=island.inner_step + 25: island.inner_step >= at)
-        values = island._array_work._references[0].values[0]
-        values.flags.writeable = True
-        values.view(np.uint32)[7] ^= 1 << 20
+    for _ in range(4):
+        params = train(island, params, until=lambda at=island.versions[0]: island.versions[0] > at, pause_s=PAUSE_S)
+        words = lambda: island._array_work._references[0].values[0].view(np.uint32)
+        island._array_work._references[0].values[0].flags.writeable = True
+        words()[7] ^= 1 << 20
+        params = train(island, params, until=lambda wrong=words()[7]: words()[7] != wrong, pause_s=PAUSE_S)
     params = island.close(train(island, params))
     np.savez(sys.argv[2], **params)
 """
@@ -46,7 +51,7 @@ def assert_ended_alike(store, *finals):
 def test_an_island_process_whose_reference_changes_finds_it_names_it_and_mends_it(tmp_path):
     """An exponent's bit: what is handed over from such a reference is many times too long, or just wrong."""
     store, file = tmp_path / "store", tmp_path / "final.npz"
-    with Hub(store, islands=2, total_tokens=8_000) as hub, ThreadPoolExecutor() as pool:
+    with Hub(store, islands=2, total_tokens=16_000) as hub, ThreadPoolExecutor() as pool:
         other = [sys.executable, "-c", ISLAND, hub.address, str(file)]
         process = subprocess.Popen(other, stderr=subprocess.PIPE, text=True)
         try:
@@ -54,6 +59,7 @@ def test_an_island_process_whose_reference_changes_finds_it_names_it_and_mends_i
                 params, _ = island.restore(params_of())
                 said = pool.submit(process.communicate, timeout=WAIT_S)
                 wait_for(lambda: hub.member("b"), "second island", evidence=lambda: str(process.poll()))
+                params = train(island, params, until=lambda: hub.member("b").corruptions >= 3, pause_s=PAUSE_S)
                 final = island.close(train(island, params))
             log = said.result()[1]
         finally:
