@@ -322,7 +322,8 @@ def _cure_of_flag(given: str, command: Command, parser: CommandParser) -> str:
     if flag in parser.file_only:
         return f"is a setting of the file: {parser.file_only[flag]}"
     known = [known.lstrip("-") for known in parser.flags() if known.startswith("--")]
-    close = difflib.get_close_matches(flag.strip("-"), known, n=1) if flag.startswith("-") else []
+    shorter = [each for each in known if flag.endswith("-" + each)]  # --total-tokens, as the file's setting is called
+    close = shorter or difflib.get_close_matches(flag.strip("-"), known, n=1) if flag.startswith("-") else []
     return f"is no flag; did you mean --{close[0]}?" if close else f"is not understood; see {parser.prog} --help"
 
 

@@ -21,7 +21,7 @@ MOVED_WITHIN_S = {signal.SIGSTOP: 8.0, signal.SIGKILL: 2.0}
 #: Islands may all have moved before the aggregator has missed a broker, which it would then never call back.
 FROZEN_S = SILENT_S + 0.5
 #: An island that waits for a silent broker stops for longer than two seconds; the rest is for a busy machine.
-MISSING_S = 1.5
+MISSING_S = 1.9
 
 
 class Run:

@@ -88,6 +88,7 @@ def test_a_bug_keeps_its_traceback(command):
         (["probe", "--cuont", "2"], "argument = '--cuont': is no flag; did you mean --count?"),
         (["probe", "stray"], "argument = 'stray': is not understood; see atoll probe --help"),
         (["probe", "--host", "hub"], "argument = '--host': is not understood; see atoll probe --help"),
+        (["up", "--total-tokens", "9"], "argument = '--total-tokens': is no flag; did you mean --tokens?"),
         (["up", "--quorrum", "2"], "is no flag; did you mean --quorum?"),  # though the short help lacks it
         (["up", "--tape-segments=3"], "'--tape-segments=3': is a setting of the file: [aggregator] tape_segments = N"),
         (["chaos", "--no-hold"], "argument = '--no-hold': is a setting of the file: [recipe] hold = false"),
