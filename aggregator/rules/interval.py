@@ -41,6 +41,8 @@ LEARNED = 8
 RATE = 0.1
 #: Intervals that pass after a change before it may become longer again, and before it may become shorter.
 REST_LONGER, REST_SHORTER = 1, 4
+#: The slower half of contributions is waited for up to that multiple of what the quicker half takes.
+MOST_ARRIVE = 1.25
 #: Arrivals remembered for the 90th percentile, and rounds whose late arrivals still count into it.
 REMEMBERED = 64
 
@@ -267,8 +269,10 @@ class RoundTimes:
             sync_s=self._sync_s.get(),
         )
         # Answers are given at the end of a step: those of equal islands come up to a step apart, one now, another then.
-        half_s = interval_steps / 2 * step_s
-        arrivals_s = min(self.arrivals_s(0.9) + step_s, half_s) if c.grace_by_arrivals else 0.0
+        # One that is far away is waited for as long as that costs others little, most are waited for in any case: what
+        # comes too late would be merged an interval later.
+        longest_s = max(interval_steps / 2 * step_s, MOST_ARRIVE * self.arrivals_s(0.5) + step_s)
+        arrivals_s = min(self.arrivals_s(0.9) + step_s, longest_s) if c.grace_by_arrivals else 0.0
         found = Waits(
             quorum=c.quorum or c.islands,
             grace_s=grace_s,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from broker.base.errors import AtollError, Unavailable
 from broker.process import clocks
@@ -88,7 +90,14 @@ class Injector:
         if self._plan.redis_port is None:
             return
         try:
-            client = redis.Redis(port=self._plan.redis_port, socket_timeout=REDIS_TIMEOUT_S)
+            # A server that saves by itself just now refuses, for a moment.
+            again = Retry(ConstantBackoff(0.1), retries=round(REDIS_TIMEOUT_S / 0.1))
+            client = redis.Redis(
+                port=self._plan.redis_port,
+                socket_timeout=REDIS_TIMEOUT_S,
+                retry=again,
+                retry_on_error=[redis.ResponseError],
+            )
             client.save()
             client.close()
             shutil.copy(self._plan.run_dir / SNAPSHOT, self._stale_file)

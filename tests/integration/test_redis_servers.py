@@ -3,18 +3,22 @@
 import asyncio
 import contextlib
 import json
+import random
 import re
 import shutil
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from redis import Redis
 
 from aggregator.process.lease import LeaseKey
 from broker.base.errors import ConfigError, Unavailable
 from broker.registry.registry import Registry
 from broker.wire.records import FragmentRecord, MemberRecord
+from ops.chaos.injector import Injector
 from ops.doctor import redis_probe
 from ops.findings.finding import Verdict
 from ops.processes import redis_server
@@ -373,3 +377,19 @@ def test_a_failover_in_the_middle_of_a_run_disturbs_no_training_and_status_comes
     said = b"".join(each.read_bytes() for each in files if each.name == "broker.log")
     assert b"redis.lost" in said
     assert b"redis.back" in said
+
+
+def test_chaos_keeps_a_copy_of_a_server_that_saves_by_itself_just_then(server):
+    port = int(server.url.rpartition(":")[2])
+    with contextlib.closing(Redis(port=port)) as client:
+        client.mset({f"key {i}": "x" for i in range(5)})
+        client.config_set("rdb-key-save-delay", 100_000)  # microseconds
+        client.bgsave()
+        client.config_set("rdb-key-save-delay", 0)
+        assert client.info("persistence")["rdb_bgsave_in_progress"]
+        folder = Path(client.config_get("dir")["dir"])
+    plan = SimpleNamespace(run_dir=folder, redis_port=port)
+    injector = Injector(None, plan, rng=random.Random(0), leader=lambda: None)
+    injector._stale_file.parent.mkdir()
+    injector.prepare()
+    assert injector._stale_file.read_bytes().startswith((b"REDIS", b"VALKEY"))

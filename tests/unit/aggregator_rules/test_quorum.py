@@ -166,6 +166,21 @@ def test_the_wait_for_arrivals_is_their_ninetieth_percentile_and_a_step():
     assert made.waits(0.25, 24).arrivals_s == 0.9 + 0.25, "answers are given at the ends of steps"
 
 
+@pytest.mark.parametrize(
+    ("far", "waited_s"),
+    [(1, 12.0), (2, 12.0), (3, 14.0), (4, 14.0)],
+    ids=["one of four is far: half of the interval", "two", "most are far: as long as they take", "all"],
+)
+def test_a_round_waits_longer_than_half_of_the_interval_where_most_contributions_take_as_long(far, waited_s):
+    """Else nearly all of a fleet with journeys of half of the interval would come too late, each time."""
+    made = journeys()
+    for round_id in range(10):
+        made.opened(round_id, 24.0 * round_id)
+        for i in range(4):
+            made.arrived(round_id, 24.0 * round_id + (13.0 if i < far else 1.0))
+    assert made.waits(1.0, 24).arrivals_s == waited_s
+
+
 def test_longer_journeys_open_more_rounds_and_never_more_than_there_are_fragments():
     made = journeys(rounds_in_flight=2)
     assert made.rounds_allowed(8, 0.1, 24) == 2
