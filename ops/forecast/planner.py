@@ -226,7 +226,7 @@ def _long_journeys(fleet: Fleet) -> list[str]:
         return []
     found = f"The way there and back takes {far // JOURNEYS} steps of {asked}"
     if far > asked:
-        found += f": H grows to {far}, since what islands train meanwhile moves the model little"
+        found += f": H grows to {far}, which then costs no more and sends less"
     return [f"{found}. It costs about {cost:.0%} of the loss of a small model."]
 
 

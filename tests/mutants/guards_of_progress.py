@@ -48,6 +48,14 @@ PROGRESS = (
     ),
     Mutant(
         6,
+        "where journeys take half of the interval, nearly all contributions come too late for their round",
+        "aggregator/rules/interval.py::RoundTimes.waits",
+        "longest_s = max(interval_steps / 2 * step_s, MOST_ARRIVE * self.arrivals_s(0.5) + step_s)",
+        "longest_s = interval_steps / 2 * step_s",
+        "unit/aggregator_rules/test_quorum.py::test_a_round_waits_longer_than_half_of_the_interval_where_most_contributions_take_as_long",
+    ),
+    Mutant(
+        6,
         "a round never times out",
         "aggregator/rules/quorum.py::decide",
         "if now_s >= timeout_at_s:",

@@ -189,9 +189,9 @@ def test_a_disk_that_was_full_for_a_while_is_not_taken_for_a_slow_one():
 
 @pytest.mark.parametrize(
     ("islands", "journey", "interval", "measured"),
-    [(4, 12, 24, 0.079), (4, 6, 24, 0.0203), (4, 12, 41, 0.0266), (2, 12, 24, 0.0684)],
+    [(4, 12, 24, 0.038), (4, 6, 24, 0.0207), (4, 12, 41, 0.0325), (2, 12, 24, 0.0224), (4, 11, 24, 0.0431)],
 )
 def test_the_cost_of_journeys_is_within_a_third_of_what_was_measured(islands, journey, interval, measured):
-    """The first is what it was fitted to: docs/results.md, journeys."""
+    """The first two are what it was fitted to: docs/results.md, journeys."""
     assert journey_cost(islands, journey, interval) == pytest.approx(measured, rel=1 / 3)
     assert journey_cost(1, journey, interval) == 0.0

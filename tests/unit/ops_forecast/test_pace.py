@@ -231,8 +231,8 @@ def test_at_a_fast_pace_staleness_is_allowed_by_seconds():
         (
             8.1,
             [
-                "The way there and back takes 9 steps of 24: H grows to 27, since what islands train meanwhile moves "
-                "the model little. It costs about 3% of the loss of a small model."
+                "The way there and back takes 9 steps of 24: H grows to 27, which then costs no more and sends less. "
+                "It costs about 3% of the loss of a small model."
             ],
         ),
     ],
