@@ -253,23 +253,23 @@ def _measured(sock: zmq.Socket[Any], seen: BrokerSeen) -> BrokerSeen:
 
 
 def _link(asking: _Asking) -> LinkSeen | None:
-    trips: list[tuple[float, float]] = []  # seconds, and the broker's clock minus ours in the middle of it
+    trips: list[tuple[float, float | None]] = []  # seconds, and the broker's clock minus ours in the middle of it
     ends_s = time.monotonic() + ANSWER_WITHIN_S
     while len(trips) < ROUND_TRIPS and time.monotonic() < ends_s:
         took_s, answer = asking.ask(within_s=ANSWER_WITHIN_S)
         if answer is None:
             break
-        trips.append((took_s, answer.clock_s - (time.time() - took_s / 2) if answer.clock_s else 0.0))
+        trips.append((took_s, answer.clock_s - (time.time() - took_s / 2) if answer.clock_s else None))
     if not trips:
         return None
-    least_s, offset_s = min(trips)
+    least_s, offset_s = min(trips, key=lambda each: each[0])
     up = _rate(asking, least_s, up=True)
     down = _rate(asking, least_s, up=False) if up else 0.0
     return LinkSeen(
         round_trips_s=tuple(took_s for took_s, _ in trips),
         up_bits_per_s=up,
         down_bits_per_s=down,
-        clock_offset_s=offset_s or None,
+        clock_offset_s=offset_s,  # 0.0 where both clocks show the same to the last bit: they are compared
         buffer_bytes=tcp_buffer_bytes(),
     )
 

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -259,3 +261,11 @@ def test_a_probe_that_hangs_or_fails_is_a_finding(monkeypatch):
 
     (found,) = command._Probe("disk", fails, 5.0).result()
     assert found == failure("disk", "the probe itself failed: RuntimeError: unforeseen", found.cure)
+
+
+@pytest.mark.parametrize(("clock_s", "offset_s"), [(999.75, 0.0), (1000.75, 1.0), (0.0, None)])
+def test_a_clock_that_shows_the_same_to_the_last_bit_is_compared_too(monkeypatch, clock_s, offset_s):
+    asking = SimpleNamespace(ask=lambda within_s: (0.5, SimpleNamespace(clock_s=clock_s)))
+    monkeypatch.setattr(broker_probe, "time", SimpleNamespace(time=lambda: 1000.0, monotonic=time.monotonic))
+    monkeypatch.setattr(broker_probe, "_rate", lambda *_, **__: 0.0)
+    assert broker_probe._link(asking).clock_offset_s == offset_s
